@@ -1,0 +1,120 @@
+"""Settings, read once from ``INFERSCALE_*`` environment variables; arguments of a call always win over them."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+from typing import Annotated
+
+from platformdirs import user_cache_dir, user_data_dir
+from pydantic import AfterValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from inferscale_memory.errors import ConfigError
+
+ENV_PREFIX = "INFERSCALE_"
+APP = "inferscale"
+DEFAULT_EMBEDDER = "all-minilm-l6-v2"
+
+
+def _absolute(path: Path) -> Path:
+    return path.expanduser().absolute()
+
+
+FolderPath = Annotated[Path, AfterValidator(_absolute)]
+
+
+class Settings(BaseSettings):
+    """Where things are kept and what is used when a call does not say.
+
+    Models can be fetched again, a memory cannot: without ``INFERSCALE_HOME`` the models lie under the user's *cache*
+    folder and memories under the user's *data* folder, which clean-up tools leave alone. With it, both lie in there.
+    """
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, env_ignore_empty=True, extra="forbid", frozen=True)
+
+    home: FolderPath | None = Field(
+        None, description="One folder for everything: models/ and memory/. Default: the user's cache and data folders."
+    )
+    models_dir: FolderPath | None = Field(
+        None, description="Folder of the fetched models, shared by every home. Default: models/ of the home."
+    )
+    database_url: str | None = Field(
+        None, description="SQLAlchemy URL of facts, handles and jobs. Default: SQLite, facts.db in the memory folder."
+    )
+    model: str = Field("demo", min_length=1, description="Model of the engine: a demo model, a folder or a hub id.")
+    embedder: str = Field(
+        DEFAULT_EMBEDDER, min_length=1, description="Embedding model of the search: a demo model, a folder or a hub id."
+    )
+    index: str = Field("auto", min_length=1, description="Vector index: auto, torch or faiss.")
+    policy: str = Field(
+        "preceding:5:fact",
+        min_length=1,
+        description="What a fact is encoded behind: none, preamble, prefix, preceding:N:fact or preceding:N:turn.",
+    )
+    k: int = Field(10, ge=1, description="Facts recalled per question.")
+    refresh: int = Field(0, ge=0, description="How many best-ranked facts are prefilled as text behind the others.")
+    handle_ttl: float = Field(
+        86_400.0, ge=1, description="Shortest life of a KV handle in seconds; the longest is twice that."
+    )
+    secret_grace: float = Field(
+        86_400.0, ge=0, description="Seconds for which a rotated-out secret still opens handles."
+    )
+    pool_bytes: int = Field(1 << 30, ge=0, description="Bytes of chunks that an engine worker keeps in memory.")
+    near_duplicate: float = Field(
+        0.95, gt=0, le=1, description="Cosine similarity from which two facts share one slot of a recall."
+    )
+
+    @property
+    def models_folder(self) -> Path:
+        """Folder of the fetched models; not created here."""
+        if self.models_dir is not None:
+            return self.models_dir
+        return (self.home or Path(user_cache_dir(APP, appauthor=False))) / "models"
+
+    @property
+    def memory_folder(self) -> Path:
+        """Folder of ``facts.db``, ``kv/`` and ``secret``: data, not cache; not created here."""
+        return (self.home or Path(user_data_dir(APP, appauthor=False))) / "memory"
+
+    @property
+    def kv_folder(self) -> Path:
+        """Folder of the chunk files."""
+        return self.memory_folder / "kv"
+
+    @property
+    def secret_file(self) -> Path:
+        """File of the secret that signs handles and derives salts."""
+        return self.memory_folder / "secret"
+
+    @property
+    def database(self) -> str:
+        """SQLAlchemy URL of the database, the default filled in."""
+        return self.database_url or f"sqlite:///{self.memory_folder / 'facts.db'}"
+
+
+def load_settings(home: Path | str | None = None, *, database_url: str | None = None) -> Settings:
+    """Settings of the environment, with the given ones in their place.
+
+    Args:
+        home: as ``INFERSCALE_HOME``; None takes the environment's.
+        database_url: as ``INFERSCALE_DATABASE_URL``; None takes the environment's.
+
+    Raises:
+        ConfigError: a value is of the wrong kind or out of range; the message names the variable.
+    """
+    given = {"home": home, "database_url": database_url}
+    try:
+        return Settings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0]) if first["loc"] else "settings"
+        raise ConfigError(f"{ENV_PREFIX}{name.upper()}={first['input']!r} cannot be used: {first['msg']}.") from error
+
+
+def unknown_variables() -> dict[str, str | None]:
+    """``INFERSCALE_*`` variables that no setting reads, each with the setting it was perhaps meant to be."""
+    known = [ENV_PREFIX + name.upper() for name in Settings.model_fields]
+    strange = sorted(name for name in os.environ if name.upper().startswith(ENV_PREFIX) and name.upper() not in known)
+    return {name: next(iter(difflib.get_close_matches(name.upper(), known, n=1)), None) for name in strange}
