@@ -1,0 +1,166 @@
+"""From a question to facts: searches an index within one scope, and hands out what the fact store says now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from inferscale_memory.errors import InvalidInputError
+from inferscale_memory.retrieval.base import Embedder, EmbeddingError, Hit, VectorIndex
+from inferscale_memory.retrieval.batching import embed_each
+from inferscale_memory.retrieval.catalog import Failure
+from inferscale_memory.retrieval.keeper import IndexKeeper
+from inferscale_memory.retrieval.vectors import check_k
+from inferscale_memory.scope import Scope
+
+if TYPE_CHECKING:
+    from inferscale_memory.facts.models import Fact
+    from inferscale_memory.facts.store import FactStore
+
+NEAR_DUPLICATE_COSINE = 0.95
+"""Facts of one answer whose vectors are at least this close say the same thing, and share one slot."""
+
+
+@dataclass(frozen=True)
+class ScoredFact:
+    """A fact that was found."""
+
+    fact: Fact
+    score: float
+    """Cosine of the question and the fact, in [-1, 1]."""
+    duplicates: tuple[str, ...] = ()
+    """Ids of worse-ranked near-duplicates that gave up their slot to this fact, best first. Those far down the ranking
+    may be missing: only as many facts are looked at as it takes to fill the slots."""
+
+
+class Retriever:
+    """Finds the facts of a scope that answer a question.
+
+    The index belongs to the retriever: nobody else writes to it. It is held in memory and filled again after a restart
+    from the vectors kept in the store, so nothing is embedded twice. All methods may be called from several threads.
+
+    Args:
+        store: the facts, their change log, and the vectors kept for ``embedder.id``.
+        embedder: embeds facts and questions.
+        index: an empty index.
+        near_duplicate: cosine from which facts share a slot, in (0, 1]; None turns that off.
+        clock: seconds, never going back; when parked facts are tried again.
+
+    Raises:
+        InvalidInputError: the index is not empty, or ``near_duplicate`` is out of range.
+    """
+
+    def __init__(
+        self,
+        store: FactStore,
+        embedder: Embedder,
+        index: VectorIndex,
+        *,
+        near_duplicate: float | None = NEAR_DUPLICATE_COSINE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if near_duplicate is not None and not 0.0 < near_duplicate <= 1.0:
+            raise InvalidInputError(f"near_duplicate is {near_duplicate}, want a cosine in (0, 1], or None for off.")
+        self.store = store
+        self.embedder = embedder
+        self.index = index
+        self._near_duplicate = near_duplicate
+        self._keeper = IndexKeeper(store, embedder, index, clock)
+
+    @property
+    def failures(self) -> dict[str, Failure]:
+        """Facts that could not be embedded, by id: not found by search, tried again by later calls of ``sync``."""
+        return self._keeper.failures
+
+    def sync(self) -> int:
+        """Catch up with the store; returns how many facts were looked at (see ``IndexKeeper.sync``)."""
+        return self._keeper.sync()
+
+    def forget(self, fact_ids: Collection[str]) -> None:
+        """Take deleted facts out of the index now (see ``IndexKeeper.forget``)."""
+        self._keeper.forget(fact_ids)
+
+    def check_integrity(self) -> None:
+        """Verify the index against the record; raises ``StoreError`` (see ``IndexKeeper.check_integrity``)."""
+        self._keeper.check_integrity()
+
+    def search(
+        self, query: str, scope: Scope, k: int, *, threshold: float | None = None, fresh: bool = True
+    ) -> list[ScoredFact]:
+        """Find the ``k`` best facts that ``scope`` covers, best first; ``k`` come back if ``k`` exist.
+
+        Facts of other scopes are left out before ranking. Facts deleted or changed meanwhile are dropped, and
+        near-duplicates give up their slot; the next best move up.
+
+        Args:
+            query: the question; not blank.
+            scope: whose facts, see ``Scope.covers``.
+            k: at least 1.
+            threshold: where given, only facts of at least this cosine, in [-1, 1].
+            fresh: call ``sync`` first. False searches what is indexed, and never waits behind a bulk import.
+
+        Raises:
+            InvalidInputError: the query is blank or holds a lone surrogate, or ``k`` or ``threshold`` is out of range.
+            EmbeddingError: the embedder failed on the query; nothing was searched.
+        """
+        k = check_k(k)
+        if threshold is not None and not -1.0 <= threshold <= 1.0:
+            raise InvalidInputError(f"threshold is {threshold}, want a cosine in [-1, 1], or None.")
+        vector = self._embed_query(query)
+        if fresh:
+            self.sync()
+        may_resync = fresh
+        fetch = k + max(k // 2, 8)
+        while True:
+            hits = self._keeper.search(vector, fetch, scope)
+            good = [hit for hit in hits if threshold is None or hit.score >= threshold]
+            found, changed = self._select(good, scope, k)
+            if changed and may_resync:  # facts updated since the sync above: index them, and look once more
+                may_resync = False
+                self.sync()
+            elif len(found) == k or len(hits) < fetch or len(good) < len(hits):
+                return found
+            else:
+                fetch *= 2
+
+    def _select(self, hits: Sequence[Hit], scope: Scope, k: int) -> tuple[list[ScoredFact], bool]:
+        """Hydrate hits, drop the outdated ones, merge near-duplicates; also whether one was updated meanwhile."""
+        facts = self.store.get_many([hit.id for hit in hits])
+        indexed = self._keeper.snapshot([hit.id for hit in hits])
+        known = [hit for hit in hits if hit.id in facts and scope.covers(facts[hit.id].scope)]
+        live = [hit for hit in known if hit.id in indexed and indexed[hit.id][0] == facts[hit.id].revision]
+        kept: list[Hit] = []
+        directions: list[np.ndarray] = []
+        duplicates: list[list[str]] = []
+        for hit in live:
+            direction = indexed[hit.id][1].astype(np.float64)
+            leader = self._leader(directions, direction)
+            if leader is not None:
+                duplicates[leader].append(hit.id)
+            elif len(kept) < k:
+                kept.append(hit)
+                directions.append(direction)
+                duplicates.append([])
+        found = [ScoredFact(facts[h.id], h.score, tuple(ids)) for h, ids in zip(kept, duplicates, strict=True)]
+        return found, len(live) < len(known)
+
+    def _leader(self, kept: Sequence[np.ndarray], vector: np.ndarray) -> int | None:
+        """Place of the best-ranked kept fact that ``vector`` nearly repeats."""
+        if self._near_duplicate is None:
+            return None
+        limit = self._near_duplicate - 1e-6  # float32 rows are not quite of length 1
+        return next((place for place, other in enumerate(kept) if float(other @ vector) >= limit), None)
+
+    def _embed_query(self, query: str) -> np.ndarray:
+        if not isinstance(query, str) or not query.strip():
+            raise InvalidInputError(f"the query is blank ({query!r}); pass the user's question.")
+        if any(0xD800 <= ord(character) <= 0xDFFF for character in query):
+            raise InvalidInputError("the query holds a lone surrogate; decode it as UTF-8 or UTF-16 before searching.")
+        result = embed_each(self.embedder, [query], 1)[0]
+        if isinstance(result, EmbeddingError):
+            raise EmbeddingError(f"the query could not be embedded, so nothing was searched: {result}")
+        return result
