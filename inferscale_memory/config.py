@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from platformdirs import user_cache_dir, user_data_dir
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from inferscale_memory.errors import ConfigError
@@ -57,6 +57,9 @@ class Settings(BaseSettings):
     refresh: int = Field(0, ge=0, description="How many best-ranked facts are prefilled as text behind the others.")
     handle_ttl: float = Field(
         86_400.0, ge=1, description="Shortest life of a KV handle in seconds; the longest is twice that."
+    )
+    secret: SecretStr | None = Field(
+        None, description="Signs handles and derives salts, 32 bytes or more. Default: made once, kept in secret_file."
     )
     secret_grace: float = Field(
         86_400.0, ge=0, description="Seconds for which a rotated-out secret still opens handles."

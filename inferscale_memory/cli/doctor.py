@@ -47,4 +47,4 @@ def doctor(
 
 def _line(check: Check) -> Text:
     mark, style = _MARKS[check.state]
-    return Text.assemble((mark, style), f"  {check.name:<20} {check.detail}")
+    return Text.assemble((mark, style), f"  {check.name:<24} {check.detail}")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,11 +30,11 @@ from inferscale_memory.scope import Scope
 
 if TYPE_CHECKING:
     from inferscale_memory.encoding.sources import SourceItem
+    from inferscale_memory.facts import NewFact, NewTurn
     from inferscale_memory.memory import Memory
 
 EXAMPLE = "Example: inferscale encode --from history.jsonl --user alice --model demo"
 BATCH = 64
-POLL_S = 0.5
 
 
 def encode(
@@ -67,17 +67,20 @@ def encode(
     options = pairs(engine_options, "--engine")
     with stdout_reserved(), open_engine(model, home, options) as engine, open_memory(home, engine) as memory:
         counts, errors = _save(memory, reader, given)
-        pending = _drain(memory, counts["facts"], timeout)
+        pending, parked = _drain(memory, timeout)
     errors += [{"line": bad.line, "reason": bad.reason} for bad in reader.errors]
     if json:
-        emit({"source": str(source), "format": reader.format, **counts, "all_encoded": not pending, "errors": errors})
+        done = {"all_encoded": not pending and not parked, "parked": parked, "errors": errors}
+        emit({"source": str(source), "format": reader.format, **counts, **done})
     else:
         stdout().print(f"{counts['read']} read, {counts['facts']} facts, {counts['created']} of them new")
     for bad in errors:
         fail(f"entry {bad['line']} was not kept: {bad['reason']}")
+    for fact in parked:
+        fail(f"fact {fact['fact_id']} is kept as text but could not be encoded: {fact['reason']}")
     if pending:
         raise FlushTimeoutError(f"{pending} Run the same command again to go on.")
-    if errors:
+    if errors or parked:
         raise typer.Exit(1)
 
 
@@ -87,38 +90,50 @@ def _save(
     """Add the entries in batches of one scope. Adding is idempotent, which makes the whole command resumable."""
     counts = {"read": 0, "context_only": 0, "facts": 0, "created": 0}
     errors: list[dict[str, Any]] = []
-    for ids, batch in _batches(reader, given):
+    for scope, batch in _batches(reader, given):
+        turns, facts = _entries(batch)
+        result = memory.store.add(facts, scope, turns=turns)
         counts["read"] += len(batch)
-        kept = [item for item in batch if item.kind != "turn"]
-        counts["context_only"] += len(batch) - len(kept)
-        if not kept:
-            continue
-        result = memory.add([_entry(item) for item in kept], **ids)
+        counts["context_only"] += sum(item.kind == "turn" for item in batch)
         counts["facts"] += len(result.facts)
         counts["created"] += len(result.created)
-        errors += [{"line": kept[error.index].line, "reason": error.reason} for error in result.errors]
+        errors += [{"line": batch[error.index].line, "reason": error.reason} for error in result.errors]
     return counts, errors
 
 
-def _batches(reader: Iterable[SourceItem], given: dict[str, Any]) -> Iterator[tuple[dict[str, Any], list[SourceItem]]]:
-    for scope, run in itertools.groupby(reader, key=lambda item: item.scope):
-        ids = {**given, **scope}
+def _batches(reader: Iterable[SourceItem], given: dict[str, Any]) -> Iterator[tuple[Scope, list[SourceItem]]]:
+    for named, run in itertools.groupby(reader, key=lambda item: item.scope):
+        ids = {**given, **named}
         if ids["user_id"] is ids["agent_id"] is ids["session_id"] is None:
             raise InvalidInputError("the file does not say whose memory it is. Give --user, --agent or --session.")
-        Scope.of(**ids)
+        scope = Scope.of(**ids)
         while batch := list(itertools.islice(run, BATCH)):
-            yield ids, batch
+            yield scope, batch
 
 
-def _entry(item: SourceItem) -> str | dict[str, Any]:
-    if item.kind == "fact":
-        return item.text
-    message: dict[str, Any] = {"role": item.role or "user", "content": item.text, "id": item.id}
-    return {**message, "name": item.speaker} if item.speaker else message
+def _entries(batch: Sequence[SourceItem]) -> tuple[list[NewTurn], list[NewFact]]:
+    """Turns and facts as the file names them: with their sources, speakers and times."""
+    from inferscale_memory.facts import NewFact, NewTurn, VerbatimExtractor
+    from inferscale_memory.handles import strip_handles
+
+    turns: list[NewTurn] = []
+    facts: list[NewFact] = []
+    for index, item in enumerate(batch):
+        text = strip_handles(item.text)
+        common: dict[str, Any] = {"speaker": item.speaker, "created_at": item.time, "index": index}
+        if item.kind == "fact":
+            facts.append(NewFact(text, metadata=item.metadata or None, turn_ids=item.turn_ids, **common))
+            continue
+        own_id = item.turn_ids[0] if item.turn_ids else item.id
+        turns.append(NewTurn(item.role or "user", text, id=own_id, **common))
+        if item.kind == "message":
+            found = VerbatimExtractor().extract(turns[-1:])
+            facts += [replace(fact, metadata=item.metadata or None) for fact in found]
+    return turns, facts
 
 
-def _drain(memory: Memory, total: int, timeout: float | None) -> str:
-    """Wait until everything is encoded; the reason if the time is over before that."""
+def _drain(memory: Memory, timeout: float | None) -> tuple[str, list[dict[str, Any]]]:
+    """Wait until everything is encoded. The reason if the time is over before that, and the facts set aside."""
     bar = Progress(
         TextColumn("encoding"),
         BarColumn(),
@@ -127,15 +142,14 @@ def _drain(memory: Memory, total: int, timeout: float | None) -> str:
         console=stderr(),
         transient=True,
     )
-    started = time.monotonic()
     with bar:
-        task = bar.add_task("encoding", total=total)
-        while True:
-            try:
-                memory.flush(timeout=POLL_S)
-                return ""
-            except FlushTimeoutError as error:
-                left = getattr(error, "pending", None)
-                bar.update(task, completed=max(0, total - left) if left is not None else None)
-                if timeout is not None and time.monotonic() - started >= timeout:
-                    return str(error)
+        task = bar.add_task("encoding", total=None)
+
+        def show(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        try:
+            report = memory.flush(timeout=timeout, progress=show)
+        except FlushTimeoutError as error:
+            return str(error), []
+    return "", [{"fact_id": fact.fact_id, "reason": fact.reason} for fact in report.parked]

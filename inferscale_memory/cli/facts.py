@@ -69,19 +69,19 @@ def forget(
     if everything and not yes:
         typer.confirm("Delete every fact of this scope?", abort=True, err=True)
     missing: list[str] = []
-    forgotten: list[str] = []
+    forgotten = 0
     with open_memory(home) as memory:
         if everything:
-            forgotten = [fact.id for fact in memory.delete_all(**ids)]
+            forgotten = memory.delete_all(**ids)
         for fact_id in fact_ids or ():
             try:
                 memory.delete(fact_id, **ids)
-                forgotten.append(fact_id)
+                forgotten += 1
             except FactNotFoundError:
                 missing.append(fact_id)
     if json:
         emit({"forgotten": forgotten, "missing": missing})
     else:
-        stdout().print(f"{len(forgotten)} forgotten")
+        stdout().print(f"{forgotten} forgotten")
     if missing:
         raise FactNotFoundError(f"no such fact in this scope: {', '.join(missing)}. The others were forgotten.")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from inferscale_memory import models
 from inferscale_memory.cli.options import Home, Json
@@ -20,7 +19,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="A demo model: demo, s
 @app.command("list", epilog="Example: inferscale models list --json")
 def list_models(home: Home = None, json: Json = False) -> None:
     """Show the demo models and whether they are there."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for model in models.DEMO_MODELS:
         folder = models.folder_of(model, home=home)
         rows.append(
@@ -38,11 +37,9 @@ def list_models(home: Home = None, json: Json = False) -> None:
     if json:
         emit({"models": rows})
         return
-    table = Table("name", "alias", "purpose", "licence", "ready", "path", box=None)
     for row in rows:
-        ready = "yes" if row["ready"] else "no"
-        table.add_row(row["name"], ", ".join(row["aliases"]), row["purpose"], row["licence"], ready, row["path"])  # type: ignore[arg-type]
-    stdout().print(table)
+        stdout().print(f"{row['name']} ({', '.join(row['aliases'])}): {row['purpose']}, {row['licence']}", markup=False)
+        stdout().print(f"    {'ready' if row['ready'] else 'not fetched'}: {row['path']}", markup=False)
 
 
 @app.command("fetch", epilog="Example: inferscale models fetch demo")

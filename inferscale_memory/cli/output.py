@@ -16,7 +16,7 @@ from rich.status import Status
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from inferscale_memory.facts.types import Fact
+    from inferscale_memory.facts.models import Fact
 
 
 def stdout() -> Console:

@@ -25,12 +25,11 @@ from inferscale_memory.cli.options import (
 )
 from inferscale_memory.cli.output import emit, fact_line, fact_row, note, status, stdout, stdout_reserved
 from inferscale_memory.cli.session import open_engine, open_memory
-from inferscale_memory.config import load_settings
 from inferscale_memory.errors import FlushTimeoutError
 
 if TYPE_CHECKING:
     from inferscale_memory.memory import Memory
-    from inferscale_memory.retrieval.retriever import ScoredFact
+    from inferscale_memory.retrieval import ScoredFact
 
 RECALL_EXAMPLE = "Example: inferscale recall 'What is my dog called?' --user alice -k 5"
 ASK_EXAMPLE = "Example: inferscale ask 'What is my dog called?' --user alice --model demo"
@@ -49,18 +48,16 @@ def recall(
 ) -> None:
     """Find the facts for a question, best first, and print the handle that stands for them."""
     ids = scope_ids(user, agent, session, tenant)
-    settings = load_settings(home)
-    wanted, fresh = k or settings.k, settings.refresh if refresh is None else refresh
     with open_memory(home) as memory, status("searching"):
-        found = memory.search(question, wanted, **ids)
-        handle = str(memory.recall(question, k=wanted, refresh=fresh, **ids)) if found else ""
+        handle = memory.recall(question, k=k, refresh=refresh, **ids)
+    found = handle.facts
     if json:
-        emit({"handle": handle, "facts": _rows(found)})
+        emit({"handle": str(handle) if found else "", "facts": _rows(found)})
         return
     for hit in found:
         stdout().print(Text(f"{hit.score:6.3f}  ").append_text(fact_line(hit.fact)))
     if found:
-        stdout().print(handle, markup=False)
+        stdout().print(str(handle), markup=False)
     else:
         note("no facts in this scope")
 
@@ -86,14 +83,12 @@ def ask(
 ) -> None:
     """Answer a question from memory: recall, inject, generate. Starts an engine for it."""
     ids = scope_ids(user, agent, session, tenant)
-    settings = load_settings(home)
-    wanted, fresh = k or settings.k, settings.refresh if refresh is None else refresh
     options = pairs(engine_options, "--engine")
     with stdout_reserved(), open_engine(model, home, options) as engine, open_memory(home, engine) as memory:
         _encode_pending(memory, wait)
         with status("answering"):
-            found = memory.search(question, wanted, **ids)
-            handle = str(memory.recall(question, k=wanted, refresh=fresh, **ids)) if found else ""
+            recalled = memory.recall(question, k=k, refresh=refresh, **ids)
+            handle = str(recalled) if recalled.facts else ""
             messages = [
                 {"role": "system", "content": f"{system}\n{handle}" if handle else system},
                 {"role": "user", "content": question},
@@ -101,7 +96,7 @@ def ask(
             reply = engine.chat(messages, max_tokens=max_tokens, temperature=temperature, **ids)
     answer = reply["choices"][0]["message"]["content"] or ""
     if json:
-        facts = _rows(found)
+        facts = _rows(recalled.facts)
         emit({"answer": answer, "handle": handle, "facts": facts, "kv": reply["kv"], "usage": reply["usage"]})
         return
     stdout().print(answer.strip(), markup=False)

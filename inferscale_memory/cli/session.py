@@ -43,11 +43,13 @@ def open_engine(
         options: of vLLM.
     """
     settings = load_settings(home)
-    name = resolve_model(model or settings.model, home=home)
+    name = model or settings.model
+    # Before the spinner: fetching a demo model shows a bar of its own, and a wrong name is told at once.
+    resolve_model(name, home=home)
     stay_offline(name, settings.embedder)
     from inferscale_memory.serving.engine import LocalEngine
 
-    with status(f"starting the engine with {model or settings.model}"):
+    with status(f"starting the engine with {name}"):
         engine = LocalEngine(name, home=home, **(options or {}))
     with engine:
         yield engine

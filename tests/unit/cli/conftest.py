@@ -17,7 +17,11 @@ from typer.testing import CliRunner
 from inferscale_memory.cli import app, recall, remember
 from inferscale_memory.cli import encode as encode_module
 from inferscale_memory.cli import facts as facts_module
+from inferscale_memory.db import open_database
 from inferscale_memory.errors import FactNotFoundError
+from inferscale_memory.facts import FactStore
+from inferscale_memory.handle import Handle
+from inferscale_memory.migrations import upgrade
 from inferscale_memory.scope import Scope
 
 NOW = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
@@ -37,24 +41,24 @@ def make_fact(fact_id: str, text: str) -> Any:
 class FakeMemory:
     """Answers of ``Memory`` that a command is to print; keeps the calls it got."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        database = open_database(f"sqlite:///{folder}/facts.db")
+        upgrade(database)
+        self.store = FactStore(database)
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         self.errors: tuple[Any, ...] = ()
         self.found = [SimpleNamespace(fact=make_fact("f1", "Rex ist ein 犬 🐕"), score=0.75)]
         self.flushes = 0
+        self.parked: tuple[Any, ...] = ()
 
     def add(self, items: Any, **options: Any) -> Any:
         self.calls.append(("add", (items,), options))
         made = tuple(make_fact(f"f{n}", str(item)) for n, item in enumerate(items, 1))
         return SimpleNamespace(facts=made, created=("f1",), errors=self.errors)
 
-    def search(self, query: str, k: int, **scope: Any) -> list[Any]:
-        self.calls.append(("search", (query, k), scope))
-        return self.found
-
-    def recall(self, query: str, **options: Any) -> str:
+    def recall(self, query: str, **options: Any) -> Any:
         self.calls.append(("recall", (query,), options))
-        return "⟦kv:abc⟧"
+        return Handle("⟦kv:abc⟧", self.found)
 
     def list(self, **options: Any) -> Any:
         self.calls.append(("list", (), options))
@@ -68,11 +72,14 @@ class FakeMemory:
             raise FactNotFoundError("no fact 'gone'")
         return make_fact(fact_id, "")
 
-    def delete_all(self, **scope: Any) -> tuple[Any, ...]:
-        return (make_fact("f1", ""), make_fact("f2", ""))
+    def delete_all(self, **scope: Any) -> int:
+        return 2
 
-    def flush(self, timeout: float | None = None) -> None:
+    def flush(self, timeout: float | None = None, progress: Callable[[int, int], None] | None = None) -> Any:
         self.flushes += 1
+        if progress is not None:
+            progress(1, 2)
+        return SimpleNamespace(encoded=1, parked=self.parked)
 
 
 class FakeEngine:
@@ -85,8 +92,8 @@ class FakeEngine:
 
 
 @pytest.fixture
-def memory(monkeypatch: pytest.MonkeyPatch) -> FakeMemory:
-    fake = FakeMemory()
+def memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeMemory:
+    fake = FakeMemory(tmp_path)
 
     @contextmanager
     def opened(home: Path | None, engine: Any = None) -> Iterator[FakeMemory]:

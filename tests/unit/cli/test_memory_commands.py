@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from inferscale_memory.errors import FlushTimeoutError
 
 Run = Callable[..., Any]
 JsonOf = Callable[..., dict[str, Any]]
@@ -55,17 +58,16 @@ def test_recall_prints_ranked_facts_and_the_handle(run: Run, json_of: JsonOf, me
     assert shown["handle"] == "⟦kv:abc⟧"
     assert shown["facts"][0]["text"] == "Rex ist ein 犬 🐕"
     assert shown["facts"][0]["score"] == 0.75
-    assert memory.calls[0][1] == ("dog?", 3)
-    options = memory.calls[1][2]
+    options = memory.calls[0][2]
     assert (options["k"], options["refresh"], options["session_id"]) == (3, 1, "s")
     plain = run("recall", "dog?", "--user", "alice")
     assert plain.stdout.splitlines() == [" 0.750  f1  Rex ist ein 犬 🐕", "⟦kv:abc⟧"]
 
 
-def test_recall_takes_k_from_the_settings(run: Run, memory: FakeMemory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("INFERSCALE_K", "7")
+def test_recall_leaves_what_is_not_given_to_the_settings(run: Run, memory: FakeMemory) -> None:
     run("recall", "dog?", "--user", "alice")
-    assert memory.calls[0][1] == ("dog?", 7)
+    assert memory.calls[0][2]["k"] is None
+    assert memory.calls[0][2]["refresh"] is None
 
 
 def test_recall_without_facts_mints_no_handle(json_of: JsonOf, memory: FakeMemory) -> None:
@@ -111,8 +113,8 @@ def test_facts_shows_the_history_of_one(run: Run, json_of: JsonOf, memory: FakeM
 
 
 def test_forget_deletes_what_exists_and_names_what_does_not(run: Run, json_of: JsonOf, memory: FakeMemory) -> None:
-    assert json_of("forget", "f1", "--user", "alice") == {"forgotten": ["f1"], "missing": []}
-    assert json_of("forget", "gone", "f2", "--user", "alice", code=1) == {"forgotten": ["f2"], "missing": ["gone"]}
+    assert json_of("forget", "f1", "--user", "alice") == {"forgotten": 1, "missing": []}
+    assert json_of("forget", "gone", "f2", "--user", "alice", code=1) == {"forgotten": 1, "missing": ["gone"]}
     assert "no such fact in this scope: gone" in run("forget", "gone", "--user", "alice").stderr
 
 
@@ -120,7 +122,7 @@ def test_forget_everything_asks_first(run: Run, json_of: JsonOf, memory: FakeMem
     refused = run("forget", "--all", "--user", "alice", input="n\n")
     assert refused.exit_code == 1
     assert run("forget", "--all", "--user", "alice", input="y\n").stdout.endswith("2 forgotten\n")
-    assert json_of("forget", "--all", "--yes", "--user", "alice")["forgotten"] == ["f1", "f2"]
+    assert json_of("forget", "--all", "--yes", "--user", "alice")["forgotten"] == 2
 
 
 @pytest.mark.parametrize("arguments", [[], ["f1", "--all"]])
@@ -128,3 +130,29 @@ def test_forget_takes_ids_or_all(run: Run, memory: FakeMemory, arguments: list[s
     result = run("forget", *arguments, "--user", "alice")
     assert result.exit_code == 2
     assert "the ids of facts to forget, or --all, and not both" in result.stderr
+
+
+def test_ask_goes_on_when_facts_are_not_encoded_in_time(
+    run: Run, memory: FakeMemory, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(**options: Any) -> None:
+        raise FlushTimeoutError("3 facts are waiting.")
+
+    monkeypatch.setattr(memory, "flush", late)
+    result = run("ask", "dog?", "--user", "alice")
+    assert result.exit_code == 0
+    assert "3 facts are waiting. Facts not encoded yet are prefilled." in result.stderr
+
+
+def test_texts_are_kept_listed_and_forgotten_without_an_engine(run: Run, json_of: JsonOf, home: Path) -> None:
+    made = json_of("remember", "Rex ist ein 犬.", " ", "--user", "alice", code=1)
+    assert [error["index"] for error in made["errors"]] == [1]
+    assert json_of("remember", "Rex ist ein 犬.", "--user", "alice")["facts"][0]["created"] is False
+    (fact,) = json_of("facts", "--user", "alice")["facts"]
+    assert fact["text"] == "Rex ist ein 犬."
+    assert json_of("facts", "--user", "bob")["facts"] == []
+    assert run("forget", fact["id"], "--user", "bob").exit_code == 1
+    assert json_of("forget", fact["id"], "--user", "alice") == {"forgotten": 1, "missing": []}
+    assert json_of("facts", "--user", "alice")["facts"] == []
+    assert json_of("doctor", "--no-engine")["ok"] is True
+    assert (home / "memory").stat().st_mode & 0o077 == 0
