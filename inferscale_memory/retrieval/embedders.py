@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from os import PathLike
 from threading import Lock, RLock
 from typing import Any
 
@@ -20,7 +21,12 @@ from inferscale_memory.errors import InvalidInputError, ModelError
 from inferscale_memory.retrieval.base import EmbeddingError
 from inferscale_memory.retrieval.vectors import unit_rows
 
+MAX_ID_CHARS = 256
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+
+
+PROBES = ("The quick brown fox jumps over the lazy dog.", "Where did we leave the keys on Tuesday?")
+"""Texts by which a callable without a name is told from another."""
 
 
 class CallableEmbedder:
@@ -29,35 +35,70 @@ class CallableEmbedder:
     Args:
         fn: takes a list of texts and returns array-like ``[len(texts), dim]`` of any length but zero. Called from
             several threads at once; it does its own locking if it needs any.
-        id: name under which vectors are stored. Change it whenever ``fn`` would give other vectors for the same text.
-        dim: length of the vectors; every call is checked against it.
+        id: name under which vectors are stored, at most 256 characters. Change it whenever ``fn`` would give other
+            vectors for the same text. None: a digest of the vectors of two fixed texts, to three digits; a function
+            whose vectors vary by more than that gets a new one, and its facts are embedded again.
+        dim: length of the vectors; every call is checked against it. None takes it from a first call.
 
     Raises:
-        InvalidInputError: ``id`` is blank or ``dim`` is not a positive integer.
+        InvalidInputError: ``id`` is blank or too long, or ``dim`` is not a positive integer.
     """
 
-    def __init__(self, fn: Callable[[list[str]], Any], id: str, dim: int) -> None:
-        if not isinstance(id, str) or not id.strip() or len(id) > 256:
-            raise InvalidInputError(f"embedder id is {id!r}, want a name of 1 to 256 characters such as 'my-model@2'.")
-        if isinstance(dim, bool) or not isinstance(dim, int) or dim <= 0:
+    def __init__(self, fn: Callable[[list[str]], Any], id: str | None = None, dim: int | None = None) -> None:
+        if id is not None and not (isinstance(id, str) and id.strip() and len(id) <= MAX_ID_CHARS):
+            raise InvalidInputError(
+                f"embedder id is {id!r}, want a name of 1 to {MAX_ID_CHARS} characters such as 'my-model@2'."
+            )
+        if dim is not None and (isinstance(dim, bool) or not isinstance(dim, int) or dim <= 0):
             raise InvalidInputError(f"embedder dim is {dim!r}, want a positive integer: the length of its vectors.")
         self._fn = fn
-        self.id = id
-        self.dim = dim
+        self._id = id
+        self._dim = dim
+        self._probe_lock = Lock()
+
+    @property
+    def id(self) -> str:
+        """The name given, or a digest of what ``fn`` does; the latter calls it once and may raise as ``embed``."""
+        self._probe()
+        assert self._id is not None
+        return self._id
+
+    @property
+    def dim(self) -> int:
+        """The length given, or that of a first call, which may raise as ``embed`` does."""
+        self._probe()
+        assert self._dim is not None
+        return self._dim
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """Embed ``texts``: ``[len(texts), dim]`` float32, rows of length 1.
 
         Raises:
             EmbeddingError: the function returned another shape, or a vector that is NaN, infinite or zero.
+            Exception: whatever the function raises.
         """
         if not texts:
             return np.empty((0, self.dim), dtype=np.float32)
+        return self._call(texts, self.dim)
+
+    def _call(self, texts: Sequence[str], dim: int | None) -> np.ndarray:
         vectors = self._fn(list(texts))
         try:
-            return unit_rows(vectors, [f"text {i}" for i in range(len(texts))], self.dim)
+            return unit_rows(vectors, [f"text {i}" for i in range(len(texts))], dim)
         except InvalidInputError as error:
-            raise EmbeddingError(f"embedder {self.id!r} gave back vectors that cannot be used: {error}") from error
+            name = self._id or getattr(self._fn, "__qualname__", type(self._fn).__name__)
+            raise EmbeddingError(f"embedder {name!r} gave back vectors that cannot be used: {error}") from error
+
+    def _probe(self) -> None:
+        """Find out what was not given."""
+        with self._probe_lock:
+            if self._id is not None and self._dim is not None:
+                return
+            vectors = self._call(PROBES, self._dim)
+            self._dim = vectors.shape[1]
+            if self._id is None:
+                coarse = np.round(vectors, 3) + 0.0  # no negative zeros
+                self._id = f"callable:{hashlib.sha256(coarse.astype('<f4').tobytes()).hexdigest()[:32]}"
 
 
 class SentenceTransformerEmbedder:
@@ -74,7 +115,9 @@ class SentenceTransformerEmbedder:
         InvalidInputError: ``model`` is blank or ``batch_size`` is not positive.
     """
 
-    def __init__(self, model: str = DEFAULT_MODEL, device: str | None = None, batch_size: int = 32) -> None:
+    def __init__(
+        self, model: str | PathLike[str] = DEFAULT_MODEL, device: str | None = None, batch_size: int = 32
+    ) -> None:
         if not str(model).strip():
             raise InvalidInputError("the embedder's model is blank, want a folder or a Hugging Face id.")
         if batch_size <= 0:

@@ -53,9 +53,27 @@ def test_a_callable_that_returns_unusable_vectors_is_a_clear_error(output, reaso
         CallableEmbedder(lambda texts: output, id="mine", dim=2).embed(["a"])
 
 
-@pytest.mark.parametrize(
-    ("id", "dim"), [("", 3), (" ", 3), ("x" * 257, 3), (None, 3), ("x", 0), ("x", True), ("x", 2.0)]
-)
+def test_a_callable_without_a_name_is_named_by_what_it_does():
+    def one(texts):
+        return [[len(text), 1.0] for text in texts]
+
+    def two(texts):
+        return [[1.0, len(text)] for text in texts]
+
+    ids = [CallableEmbedder(fn).id for fn in (one, one, two, lambda texts: one(texts))]
+    assert ids[0] == ids[1] == ids[3] != ids[2]
+    assert CallableEmbedder(one).dim == 2
+    assert CallableEmbedder(one, id="mine").id == "mine"
+
+
+def test_a_callable_is_held_to_the_dimension_of_its_first_call():
+    shapes = iter([2, 3])
+    embedder = CallableEmbedder(lambda texts: np.ones((len(texts), next(shapes))))
+    with pytest.raises(EmbeddingError, match="has 3 dimensions, want 2"):
+        embedder.embed(["a"])
+
+
+@pytest.mark.parametrize(("id", "dim"), [("", 3), (" ", 3), ("x" * 257, 3), (7, 3), ("x", 0), ("x", True), ("x", 2.0)])
 def test_a_callable_needs_a_name_and_a_dimension(id, dim):
     with pytest.raises(InvalidInputError, match="embedder"):
         CallableEmbedder(len, id=id, dim=dim)
