@@ -34,8 +34,9 @@ class EncodingEngine(Protocol):
         itself, nothing more of this call is written.
 
         Raises:
-            EngineError: the engine as a whole cannot go on; encoding stops. Anything wrong with this one prompt is
-                reported in ``CaptureResult.failed`` or raised as any other error, and costs this prompt only.
+            EngineError: the engine as a whole cannot go on; encoding stops. One that was raised ``from`` a ValueError
+                says that this prompt was refused. That, any other error, and what ``CaptureResult.failed`` reports,
+                cost this prompt only.
         """
         ...
 

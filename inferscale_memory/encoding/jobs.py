@@ -133,9 +133,13 @@ class Encoder:
         began = time.monotonic()
         try:
             result = await self._engine.capture(token_ids, [span], salt=salt)
-        except EngineError:
-            # The row stays pending: the engine's processes may still be writing the file.
-            raise
+        except EngineError as error:
+            # An engine refuses a single prompt with a ValueError; any other cause means that the engine is gone, and
+            # then the row stays pending: the engine's processes may still be writing the file.
+            if not isinstance(error.__cause__, ValueError):
+                raise
+            self._throw_away(key)
+            raise _AttemptError(str(error)) from error
         except Exception as error:
             # Whatever one prompt can do wrong costs that prompt only; the reason is kept with the parked fact.
             self._throw_away(key)

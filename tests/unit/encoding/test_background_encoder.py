@@ -254,6 +254,19 @@ def test_an_engine_that_dies_stops_the_encoder_and_a_new_start_resumes(world):
     assert world.encoder.status().reason is None
 
 
+def test_a_prompt_that_the_engine_refuses_is_parked_and_does_not_stop_the_others(world):
+    def refuse(text):
+        if text == "bad":
+            raise EngineError("a capture request failed") from ValueError("token id 9 is out of vocabulary")
+
+    world.engine.before = refuse
+    bad, good = world.save("bad", "good")
+    world.encoder.start()
+    [parked] = world.encoder.flush(WAIT).parked
+    assert (parked.fact_id, parked.reason) == (bad.id, "a capture request failed")
+    assert world.ready([good])
+
+
 def test_flush_names_how_many_are_left_after_its_timeout(world):
     world.save("one", "two")
     world.encoder.pause()
