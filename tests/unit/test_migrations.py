@@ -1,0 +1,108 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, inspect
+
+from inferscale_memory import migrations
+from inferscale_memory.db import Base, open_database
+from inferscale_memory.errors import StoreError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def engine(tmp_path):
+    engine = open_database(f"sqlite:///{tmp_path / 'facts.db'}")
+    yield engine
+    engine.dispose()
+
+
+def test_an_empty_database_gets_every_table_of_the_library(engine):
+    assert migrations.revision(engine) is None
+    migrations.upgrade(engine)
+    migrations.import_tables()
+    made = set(inspect(engine).get_table_names())
+    assert made == {*Base.metadata.tables, "alembic_version"}
+    assert {"facts", "turns", "fact_changes", "handles"} <= made
+
+
+def test_the_schema_made_is_the_one_that_the_models_describe(engine):
+    from alembic.autogenerate import compare_metadata
+    from alembic.migration import MigrationContext
+
+    migrations.upgrade(engine)
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
+
+
+def test_upgrading_again_changes_nothing(engine, tmp_path):
+    migrations.upgrade(engine)
+    engine.dispose()
+    before = (tmp_path / "facts.db").read_bytes()
+    migrations.upgrade(engine)
+    engine.dispose()
+    assert (tmp_path / "facts.db").read_bytes() == before
+
+
+def test_a_database_of_a_newer_version_is_refused_by_revision(engine):
+    migrations.upgrade(engine)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(StoreError, match=r"facts\.db has schema revision '9999'.*upgrade the package"):
+        migrations.upgrade(engine)
+    assert migrations.revision(engine) == "9999"
+
+
+def test_a_migration_that_fails_half_way_leaves_the_database_empty(engine, monkeypatch):
+    def fail(*_, **__):
+        real(*_, **__)
+        raise RuntimeError("power cut")
+
+    real = Base.metadata.create_all
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="power cut"):
+        patch.setattr(Base.metadata, "create_all", fail)
+        migrations.upgrade(engine)
+    assert inspect(engine).get_table_names() == []
+    migrations.upgrade(engine)
+    assert migrations.revision(engine) is not None
+
+
+def test_processes_that_open_a_new_database_at_once_all_succeed(tmp_path):
+    script = (
+        "import sys; from inferscale_memory import migrations; from inferscale_memory.db import open_database; "
+        "migrations.upgrade(open_database(sys.argv[1]))"
+    )
+    command = [sys.executable, "-c", script, f"sqlite:///{tmp_path / 'new.db'}"]
+    workers = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    assert [worker.communicate(timeout=120)[1] for worker in workers] == [""] * 3
+    assert [worker.returncode for worker in workers] == [0] * 3
+
+
+def test_an_up_to_date_database_that_cannot_be_written_is_opened(engine, tmp_path):
+    migrations.upgrade(engine)
+    read_only = create_engine(f"sqlite:///file:{tmp_path / 'facts.db'}?mode=ro&uri=true")
+    migrations.upgrade(read_only)
+    assert migrations.revision(read_only) == migrations.revision(engine)
+
+
+def test_a_folder_with_a_percent_sign_is_an_ordinary_folder(tmp_path):
+    folder = tmp_path / "100%(home)s"
+    folder.mkdir()
+    engine = open_database(f"sqlite:///{folder / 'facts.db'}")
+    migrations.upgrade(engine)
+    assert migrations.revision(engine) is not None
+
+
+def test_a_missing_folder_is_a_store_error(tmp_path):
+    with pytest.raises(StoreError, match=r"none/facts\.db.*folder exists"):
+        migrations.upgrade(create_engine(f"sqlite:///{tmp_path / 'none' / 'facts.db'}"))
+
+
+def test_a_lock_that_is_never_released_is_a_store_error(engine, monkeypatch):
+    from filelock import FileLock
+
+    monkeypatch.setattr(migrations, "_LOCK_SECONDS", 0.1)
+    with FileLock(f"{engine.url.database}.migrate.lock"), pytest.raises(StoreError, match="another process"):
+        migrations.upgrade(engine)
