@@ -1,0 +1,62 @@
+"""The relational database under facts, handles and the encoding ledger: engine, sessions and schema."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import DateTime, Engine, create_engine, event
+from sqlalchemy.engine import Dialect, make_url
+from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy.types import TypeDecorator
+
+
+class Base(DeclarativeBase):
+    """Declarative base of every table of the library."""
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """Timezone-aware UTC times on every database (SQLite keeps none)."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Store as naive UTC where the database has no zones."""
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError(f"naive datetime {value!r}; give it a time zone, such as datetime.now(UTC).")
+        return value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Hand out aware UTC."""
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+def open_database(url: str) -> Engine:
+    """Open ``url`` with this library's settings; does not create tables (see ``migrations.upgrade``).
+
+    SQLite gets WAL mode, foreign keys, secure_delete (freed pages are zeroed: deleted text does not stay on disk) and
+    a 30 s busy timeout, so that several processes can share one file.
+
+    Args:
+        url: any SQLAlchemy URL.
+    """
+    parsed = make_url(url)
+    options: dict[str, Any] = {"pool_pre_ping": True}
+    if parsed.get_backend_name() == "sqlite":
+        options = {"connect_args": {"timeout": 30}}
+    engine = create_engine(parsed, **options)
+    if parsed.get_backend_name() == "sqlite":
+
+        @event.listens_for(engine, "connect")
+        def _pragmas(connection: Any, _: Any) -> None:
+            cursor = connection.cursor()
+            for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "secure_delete=ON"):
+                cursor.execute(f"PRAGMA {pragma}")
+            cursor.close()
+
+    return engine

@@ -1,0 +1,144 @@
+"""What stands behind a handle: the memory's side of the engine's ``HandleResolver``."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from inferscale_memory import metrics
+from inferscale_memory.encoding.ledger import ChunkLedger
+from inferscale_memory.encoding.policies import ContextPolicy
+from inferscale_memory.errors import HandleError
+from inferscale_memory.facts import Fact, FactStore
+from inferscale_memory.handles import HandleBook, HandleRecord, SecretRing
+from inferscale_memory.prompt import PromptBuilder, PromptFact
+from inferscale_memory.salt import salt
+from inferscale_memory.scope import Scope, digest
+from inferscale_memory.serving.resolve import Resolution
+
+logger = logging.getLogger(__name__)
+
+TOKENIZED_FACTS = 20_000
+
+
+@dataclass(frozen=True)
+class EngineSide:
+    """What resolving needs to know of the engine that will run the prompt."""
+
+    fingerprint: str
+    prompt: PromptBuilder
+
+
+class MemoryResolver:
+    """Opens handles and lays out their facts.
+
+    Args:
+        store: the facts.
+        ledger: which of them are encoded.
+        book: the handles.
+        secrets: what salts are derived from.
+        policy: what facts are encoded behind.
+        engine: the engine side, once one is bound.
+        lost: called with chunk keys that the engine could not load.
+    """
+
+    def __init__(
+        self, store: FactStore, ledger: ChunkLedger, book: HandleBook, secrets: SecretRing, policy: ContextPolicy,
+        engine: EngineSide, lost: Callable[[Sequence[str]], None],
+    ) -> None:  # fmt: skip
+        self._store, self._ledger, self._book, self._secrets = store, ledger, book, secrets
+        self._policy, self._engine, self._lost = policy, engine, lost
+        self._tokens: OrderedDict[tuple[str, int], tuple[int, ...]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def resolve(self, handles: Sequence[str], scope: Scope | None) -> Resolution | None:
+        """See ``HandleResolver``. Facts of several handles are merged, each once; the best-ranked come last.
+
+        Facts that are not encoded yet stand behind the encoded ones: a hole would end the injected run.
+        """
+        records = [record for handle in handles if (record := self._open(handle, scope)) is not None]
+        if not records:
+            return None
+        found = self._store.get_many({fact_id for record in records for fact_id, _ in record.facts})
+        facts, refreshed = _laid_out(records, found)
+        count = len(facts) + len(refreshed)
+        placed = [self._prompt_fact(fact, count - 1 - at) for at, fact in enumerate([*facts, *refreshed])]
+        keys: dict[str, str] = {}
+        if not self._policy.positional:
+            refs = self._ledger.lookup([fact.id for fact in facts], self._engine.fingerprint, self._policy.name)
+            keys = {fact_id: ref.key for fact_id, ref in refs.items()}
+            placed[: len(facts)] = sorted(placed[: len(facts)], key=lambda fact: fact.id not in keys)
+        return Resolution(
+            tenant=records[0].scope.tenant,
+            owner=records[0].scope.principal,
+            facts=tuple(placed[: len(facts)]),
+            refreshed=tuple(placed[len(facts) :]),
+            keys=keys,
+            salt=self._salts(records),
+            positional=self._policy.positional,
+        )
+
+    def missing(self, keys: Sequence[str]) -> None:
+        """The engine could not load some of these chunks; they are looked at, and encoded again if need be."""
+        self._lost(keys)
+
+    def encode_salt(self, fact: Fact) -> str:
+        """Salt of the encode request of a fact."""
+        return self._salt(fact.scope, "", injecting=False, epoch=self._store.epoch(fact.scope))
+
+    def _open(self, handle: str, scope: Scope | None) -> HandleRecord | None:
+        try:
+            return self._book.open(handle, scope)
+        except HandleError as error:
+            metrics.HANDLES_REJECTED.labels(error.reason).inc()
+            logger.warning("a handle was removed from the prompt (%s): its facts are not used.", error.reason)
+            return None
+
+    def _prompt_fact(self, fact: Fact, rank: int) -> PromptFact:
+        known = (fact.id, fact.revision)
+        with self._lock:
+            tokens = self._tokens.get(known)
+        if tokens is None:
+            tokens = self._engine.prompt.fact_tokens(fact.text)
+            with self._lock:
+                self._tokens[known] = tokens
+                while len(self._tokens) > TOKENIZED_FACTS:
+                    self._tokens.popitem(last=False)
+        return PromptFact(fact.id, tokens, rank)
+
+    def forget(self, fact_ids: Sequence[str]) -> None:
+        """Drop what is cached of deleted facts."""
+        gone = set(fact_ids)
+        with self._lock:
+            for known in [known for known in self._tokens if known[0] in gone]:
+                del self._tokens[known]
+
+    def _salts(self, records: Sequence[HandleRecord]) -> Callable[[bool], str]:
+        scopes = sorted({record.scope.key: record.scope for record in records}.items())
+        # Several scopes in one prompt share a salt of their own; any of their epochs moves it.
+        merged = "" if len(scopes) == 1 else digest("scopes", *(key for key, _ in scopes))
+        epoch = sum(self._store.epoch(scope) for _, scope in scopes)
+        return lambda injecting: self._salt(scopes[0][1], merged, injecting=injecting, epoch=epoch)
+
+    def _salt(self, scope: Scope, merged: str, *, injecting: bool, epoch: int) -> str:
+        return salt(
+            self._secrets.current(),
+            tenant=scope.tenant,
+            scope_key=merged or scope.key,
+            fingerprint=self._engine.fingerprint,
+            policy=self._policy.name,
+            injecting=injecting,
+            epoch=epoch,
+        )
+
+
+def _laid_out(records: Sequence[HandleRecord], found: dict[str, Fact]) -> tuple[list[Fact], list[Fact]]:
+    """Facts to inject and facts to refresh, in prompt order; deleted ones are left out, doubles stand once."""
+    refresh = [fact_id for record in records for fact_id, _ in record.facts[len(record.facts) - record.refresh :]]
+    wanted = dict.fromkeys(fact_id for record in records for fact_id, _ in record.facts)
+    late = set(refresh)
+    facts = [found[fact_id] for fact_id in wanted if fact_id in found and fact_id not in late]
+    return facts, [found[fact_id] for fact_id in wanted if fact_id in found and fact_id in late]

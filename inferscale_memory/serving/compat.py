@@ -1,0 +1,156 @@
+"""Every private or unstable name of vLLM that the project touches, in one place.
+
+Checked against vLLM 0.32 (CPU build run; CUDA build read) and written so that a name that moved fails here, with the
+name in the message, instead of deep inside a step.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.config import VllmConfig
+    from vllm.v1.core.sched.output import SchedulerOutput
+
+TESTED_VLLM = ("0.32", "0.33")
+
+
+# --- scheduler side ---------------------------------------------------------------------------------------------------
+
+
+def scheduled_requests(output: SchedulerOutput) -> Iterator[tuple[str, int, int]]:
+    """Yield ``(request id, tokens computed before this step, tokens computed in it)`` for every scheduled request."""
+    counts = output.num_scheduled_tokens
+    for request in output.scheduled_new_reqs:
+        yield request.req_id, request.num_computed_tokens, counts[request.req_id]
+    cached = output.scheduled_cached_reqs
+    for request_id, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
+        yield request_id, computed, counts[request_id]
+
+
+def block_ids_of(output: SchedulerOutput, request_id: str) -> list[int]:
+    """The cache blocks of a request scheduled in this step, in prompt order (one cache group only)."""
+    state = output.kv_connector_block_state
+    groups = state.get_block_ids(request_id) if state is not None else None
+    if not groups:
+        raise RuntimeError(f"vLLM offers no block ids for request {request_id!r} (kv_connector_block_state).")
+    return list(groups[0])
+
+
+# --- worker side ------------------------------------------------------------------------------------------------------
+
+
+def attention_layers(config: VllmConfig) -> dict[str, Any]:
+    """Layer name -> attention module of the loaded model, in the order they were built."""
+    return dict(config.compilation_config.static_forward_context)
+
+
+def rotary_modules() -> list[Any]:
+    """Every rotary module that ``get_rope`` made in this process."""
+    from vllm.model_executor.layers.rotary_embedding import _ROPE_DICT
+
+    return list(dict.fromkeys(_ROPE_DICT.values()))
+
+
+def rotary_forward(module: Any, *, native: bool) -> Callable[..., Any]:
+    """The rotary arithmetic this engine runs.
+
+    Args:
+        module: a rotary module of the model.
+        native: ``forward_native`` (model dtype per operation), which compiled engines trace; else what the module
+            dispatches to in an eager engine (the compiled op: fp32, one rounding, in place).
+    """
+    if native:
+        return module.forward_native
+    return getattr(module, "_inferscale_forward", None) or module._forward_method
+
+
+def slot_mappings(forward_context: Any) -> dict[str, torch.Tensor]:
+    """Layer name -> cache slot of every token row of this step; empty in dummy runs."""
+    mapping = forward_context.slot_mapping
+    return mapping if isinstance(mapping, dict) else {}
+
+
+def current_forward_context() -> Any:
+    """The forward context of the running step."""
+    from vllm.forward_context import get_forward_context
+
+    return get_forward_context()
+
+
+def is_compiled(config: VllmConfig) -> bool:
+    """Whether the model's forward is traced by torch.compile, so that Python hooks inside it do not run."""
+    from vllm.config import CompilationMode
+
+    if config.model_config.enforce_eager:
+        return False
+    return config.compilation_config.mode not in (None, CompilationMode.NONE)
+
+
+# --- engine -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def engine_core_client(factory: Callable[..., Any] | None) -> Iterator[None]:
+    """While open, AsyncLLM builds its engine-core client with ``factory``; ``None`` leaves vLLM's own."""
+    if factory is None:
+        yield
+        return
+    from vllm.v1.engine.core_client import EngineCoreClient
+
+    original = EngineCoreClient.__dict__["make_async_mp_client"]
+    EngineCoreClient.make_async_mp_client = staticmethod(factory)
+    try:
+        yield
+    finally:
+        EngineCoreClient.make_async_mp_client = original
+
+
+async def serving_state(client: Any, model: str, overrides: dict[str, Any]) -> Any:
+    """Build vLLM's own OpenAI serving objects around ``client``, as its HTTP server does.
+
+    Args:
+        client: an engine client.
+        model: the name answers carry.
+        overrides: server arguments by their ``argparse`` name, such as ``tool_call_parser``.
+
+    Returns:
+        The application state: ``openai_serving_chat``, ``openai_serving_completion`` and their kin.
+    """
+    from starlette.datastructures import State
+    from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(["--model", model])
+    for name, value in overrides.items():
+        if not hasattr(arguments, name):
+            raise TypeError(f"vLLM's server takes no option {name!r}.")
+        setattr(arguments, name, value)
+    state = State()
+    await init_app_state(client, state, arguments, await client.get_supported_tasks())
+    return state
+
+
+def server_option_names() -> frozenset[str]:
+    """Options of vLLM's HTTP front end (not of its engine) that ``LocalEngine`` passes to the serving layer."""
+    from vllm.entrypoints.launchers.cli_args import FrontendArgs
+
+    return frozenset(FrontendArgs.__dataclass_fields__)
+
+
+def quiet_logging() -> None:
+    """Keep vLLM's log to warnings unless the user asked for something else; must run before vLLM is imported."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "1")
+
+
+def platform_is_cpu() -> bool:
+    """Whether this vLLM build runs on a CPU."""
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())

@@ -1,0 +1,130 @@
+"""Finding handles in messages and prompts, and assembling what is sent in their place."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from inferscale_memory import metrics
+from inferscale_memory.errors import InvalidInputError, ScopeError
+from inferscale_memory.handles import find_handles, strip_handles
+from inferscale_memory.prompt import extract_handles
+from inferscale_memory.prompt.messages import PLACE
+from inferscale_memory.serving.resolve import Plan, Resolution, make_plan
+
+if TYPE_CHECKING:
+    from inferscale_memory.serving.engine import LocalEngine
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_ANSWER_ROOM = 256
+
+
+class Preparer:
+    """Turns a call's messages and options into a :class:`Plan`; takes this library's own options out of them."""
+
+    def __init__(self, engine: LocalEngine) -> None:
+        self._engine = engine
+
+    async def chat(self, messages: Sequence[Mapping[str, Any]], options: dict[str, Any]) -> Plan:
+        """Plan a conversation. Messages without a handle go through untouched (``cleaned`` is ``None``)."""
+        from inferscale_memory.serving.engine import scope_of
+
+        scope = scope_of(options)
+        extra = [str(handle) for handle in options.pop("kv_handles", None) or ()]
+        found = extract_handles(messages)
+        handles = list(dict.fromkeys([*found.handles, *extra]))
+        if found.ignored:
+            metrics.HANDLES_REJECTED.labels("misplaced").inc(len(found.ignored))
+            logger.warning("%d handles outside system messages were removed unresolved.", len(found.ignored))
+        if not handles:
+            return Plan(token_ids=[], cleaned=list(found.messages) if found.ignored else None)
+        self._refuse(options, scope)
+        resolution = self._resolve(handles, scope)
+        if resolution is None or not (resolution.facts or resolution.refreshed):
+            return Plan(token_ids=[], cleaned=without_place(found.messages))
+        assembled = self._engine.prompt.assemble(
+            found.messages,
+            resolution.facts,
+            refreshed=resolution.refreshed,
+            tools=options.get("tools"),
+            max_tokens_room=self._room(options),
+            max_model_len=self._engine.max_model_len,
+            template_kwargs=_template_options(options),
+        )
+        return self._finish(assembled, resolution, without_place(found.messages))
+
+    async def text(self, prompt: str, options: dict[str, Any]) -> Plan:
+        """Plan a string prompt."""
+        from inferscale_memory.serving.engine import scope_of
+
+        scope = scope_of(options)
+        extra = [str(handle) for handle in options.pop("kv_handles", None) or ()]
+        if not isinstance(prompt, str):
+            raise InvalidInputError(f"the prompt must be a string, got {type(prompt).__name__}.")
+        handles = list(dict.fromkeys([*find_handles(prompt), *extra]))
+        builder = self._engine.prompt
+        if not handles:
+            return Plan(token_ids=[])
+        self._refuse(options, scope)
+        resolution = self._resolve(handles, scope)
+        if resolution is None or not (resolution.facts or resolution.refreshed):
+            return Plan(token_ids=[], cleaned=strip_handles(prompt))
+        assembled = builder.assemble_text(
+            prompt,
+            resolution.facts,
+            refreshed=resolution.refreshed,
+            max_tokens_room=self._room(options),
+            max_model_len=self._engine.max_model_len,
+        )
+        return self._finish(assembled, resolution, strip_handles(prompt))
+
+    def _finish(self, assembled: Any, resolution: Resolution, cleaned: Any) -> Plan:
+        plan = make_plan(assembled, resolution, self._engine.fingerprint, self._engine.unsupported)
+        plan.cleaned = cleaned
+        if plan.dropped:
+            metrics.FACTS_DROPPED.inc(len(plan.dropped))
+        return plan
+
+    def _refuse(self, options: Mapping[str, Any], scope: Any) -> None:
+        if scope is None and self._engine.require_scope:
+            raise ScopeError(
+                "this engine requires a scope for prompts with handles: pass user_id=, agent_id= or session_id=."
+            )
+        if options.get("prompt_logprobs") is not None or options.get("echo"):
+            raise InvalidInputError(
+                "prompt_logprobs and echo need every prompt row computed; they cannot be combined with KV handles."
+            )
+
+    def _resolve(self, handles: Sequence[str], scope: Any) -> Resolution | None:
+        resolver = self._engine.resolver
+        if resolver is None:
+            metrics.HANDLES_REJECTED.labels("no_memory").inc(len(handles))
+            logger.warning("%d handles were removed: no memory is bound to this engine.", len(handles))
+            return None
+        return resolver.resolve(handles, scope)
+
+    def _room(self, options: Mapping[str, Any]) -> int:
+        wanted = options.get("max_completion_tokens") or options.get("max_tokens")
+        return int(wanted) if wanted else min(DEFAULT_ANSWER_ROOM, self._engine.max_model_len // 4)
+
+
+def _template_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    known = {name: options[name] for name in ("add_generation_prompt", "continue_final_message") if name in options}
+    return {**known, **(options.get("chat_template_kwargs") or {})}
+
+
+def without_place(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as an application wrote them, less the handles and the mark where the facts go."""
+    return [_without_place(dict(message)) for message in messages]
+
+
+def _without_place(message: dict[str, Any]) -> dict[str, Any]:
+    parts = message.get("content")
+    if not isinstance(parts, list) or not any(isinstance(part, Mapping) and part.get("type") == PLACE for part in parts):
+        return message
+    kept = [part for part in parts if not (isinstance(part, Mapping) and part.get("type") == PLACE)]
+    if all(isinstance(part, Mapping) and part.get("type") == "text" for part in kept):
+        return {**message, "content": "".join(str(part["text"]) for part in kept)}
+    return {**message, "content": kept}

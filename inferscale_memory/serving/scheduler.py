@@ -1,0 +1,255 @@
+"""Scheduler side of the connector: how much of a prompt is covered, what the workers must do, where tokens came from."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from inferscale_memory.errors import InvalidInputError
+from inferscale_memory.kv.keys import context_digest
+from inferscale_memory.kv.store import ChunkStore
+from inferscale_memory.serving import compat
+from inferscale_memory.serving.metadata import CapturePiece, LoadChunk, LoadRun, StepMetadata, WorkerReport
+from inferscale_memory.serving.protocol import (
+    PARAMS_KEY,
+    Accounting,
+    CaptureSpan,
+    InjectSpan,
+    RequestPlan,
+    TapReport,
+    parse_params,
+)
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class RequestState:
+    """What the scheduler remembers of a request that has a plan."""
+
+    plan: RequestPlan
+    prompt: Sequence[int]
+    reason: str | None = None
+    load: LoadRun | None = None
+    loaded: LoadRun | None = None
+    accounting: Accounting | None = None
+
+    @property
+    def planned(self) -> int:
+        """Prompt tokens that the plan could inject."""
+        return self.plan.inject[-1].end if self.plan.inject else 0
+
+
+class SchedulerSide:
+    """Decides from the plan, the store on disk and the workers' reports; shares nothing else with the workers."""
+
+    def __init__(self, root: Path, fingerprint: str, block_size: int, world: int) -> None:
+        self.block_size = block_size
+        self.world = world
+        self.fingerprint = fingerprint
+        self.store = ChunkStore(root, rank=0, world=world)
+        self.tap: TapReport | None = None
+        self._generation = self.store.generation()
+        self._on_disk: set[str] = set()
+        self._volatile: dict[str, int] = {}
+        self._states: dict[str, RequestState] = {}
+
+    # -- admission -----------------------------------------------------------------------------------------------------
+
+    def matched_tokens(self, request: Request, local_hit: int) -> int:
+        """Tokens past ``local_hit`` that can be injected; never the whole request. Has no side effect on the plan."""
+        state = self._state(request)
+        if state is None or not state.plan.inject:
+            return 0
+        covered, state.reason = self._covered(state.plan.inject)
+        # vLLM must compute at least one token; a resumed request counts its own output too.
+        covered = min(covered, request.num_tokens - 1)
+        if _needs_every_row(request):
+            state.reason = "prompt_logprobs"
+            return 0
+        return max(0, covered - local_hit)
+
+    def _covered(self, spans: Sequence[InjectSpan]) -> tuple[int, str | None]:
+        self._refresh()
+        end = 0
+        for span in spans:
+            if not self._available(span.key):
+                return end, "preamble_missing" if span.start == 0 else "chunk_missing"
+            end = span.end
+        return end, None
+
+    def _refresh(self) -> None:
+        # A chunk deleted by any process moves the store's generation: what was known on disk is looked up again.
+        generation = self.store.generation()
+        if generation != self._generation:
+            self._generation = generation
+            self._on_disk.clear()
+
+    def _available(self, key: str) -> bool:
+        if key in self._on_disk or self._volatile.get(key, 0) >= self.world:
+            return True
+        if self.store.exists(key, self.fingerprint):
+            self._on_disk.add(key)
+            return True
+        return False
+
+    def _state(self, request: Request) -> RequestState | None:
+        state = self._states.get(request.request_id)
+        if state is None:
+            prompt = request.prompt_token_ids
+            if prompt is None or getattr(request, "mm_features", None) or getattr(request, "lora_request", None):
+                return None
+            try:
+                plan = parse_params(request.kv_transfer_params, len(prompt))
+            except InvalidInputError as error:
+                logger.warning("request %s is served by plain prefill: %s", request.request_id, error)
+                return None
+            if plan is None:
+                return None
+            state = self._states[request.request_id] = RequestState(plan, prompt)
+        return state
+
+    # -- scheduling ----------------------------------------------------------------------------------------------------
+
+    def after_alloc(self, request: Request, blocks: KVCacheBlocks, injected: int) -> None:
+        """Remember what to load once vLLM has given the request its blocks."""
+        state = self._state(request)
+        if state is None:
+            return
+        state.load = None
+        if injected:
+            covered, _ = self._covered(state.plan.inject)
+            stop = min(covered, request.num_tokens - 1)
+            state.load = self._load_run(request.request_id, state, stop - injected, stop, blocks.get_block_ids()[0])
+
+    def _load_run(self, request_id: str, state: RequestState, begin: int, stop: int, block_ids: list[int]) -> LoadRun:
+        spans = [span for span in state.plan.inject if span.end > begin and span.start < stop]
+        first, last = spans[0].start, spans[-1].end
+        return LoadRun(
+            request_id=request_id,
+            begin=begin,
+            stop=stop,
+            block_ids=list(block_ids),
+            chunks=[LoadChunk(span.key, span.start, span.end - span.start) for span in spans],
+            tokens=np.asarray(state.prompt[first:last], dtype=np.int32).tobytes(),
+        )
+
+    def build(self, output: SchedulerOutput) -> StepMetadata:
+        """Metadata of this step; loads are handed out once, captures piece by piece as their tokens are scheduled."""
+        metadata = StepMetadata()
+        for request_id, computed, scheduled in compat.scheduled_requests(output):
+            state = self._states.get(request_id)
+            if state is None:
+                continue
+            self._account(state, computed)
+            if state.load is not None:
+                metadata.loads.append(state.load)
+                state.loaded, state.load = state.load, None
+            if any(span.end > computed and span.start < computed + scheduled for span in state.plan.capture):
+                blocks = compat.block_ids_of(output, request_id)
+                for span in state.plan.capture:
+                    piece = self._piece(request_id, state, span, computed, computed + scheduled, blocks)
+                    if piece is not None:
+                        metadata.captures.append(piece)
+        return metadata
+
+    def _piece(
+        self, request_id: str, state: RequestState, span: CaptureSpan, begin: int, stop: int, blocks: list[int]
+    ) -> CapturePiece | None:
+        begin, stop = max(begin, span.start), min(stop, span.end)
+        if begin >= stop:
+            return None
+        first, last = begin // self.block_size, (stop - 1) // self.block_size
+        tokens, context = None, None
+        if stop == span.end:
+            context = context_digest(state.prompt[: span.start])
+            tokens = np.asarray(state.prompt[span.start : span.end], dtype=np.int32).tobytes()
+        return CapturePiece(
+            request_id=request_id,
+            key=span.key,
+            start=span.start,
+            end=span.end,
+            begin=begin,
+            stop=stop,
+            first_block=first,
+            block_ids=blocks[first : last + 1],
+            volatile=span.volatile,
+            verify=span.verify,
+            tokens=tokens,
+            context=context,
+        )
+
+    def _account(self, state: RequestState, computed: int) -> None:
+        # Only the first admission counts; a resumed request keeps the figures of its first pass.
+        if state.accounting is not None:
+            return
+        injected = state.load.stop - state.load.begin if state.load is not None else 0
+        reason = state.reason if state.planned > computed else None
+        state.accounting = Accounting(injected, computed - injected, len(state.prompt) - computed, reason)
+
+    # -- reports -------------------------------------------------------------------------------------------------------
+
+    def update(self, output: KVConnectorOutput) -> None:
+        """Take in what the workers stored, evicted and failed to load."""
+        report = output.kv_connector_worker_meta
+        if isinstance(report, WorkerReport):
+            for key, count in report.stored.items():
+                self._volatile[key] = self._volatile.get(key, 0) + count
+            for key in report.gone:
+                self._volatile.pop(key, None)
+                self._on_disk.discard(key)
+            if report.tap is not None:
+                self.tap = report.tap
+            for request_id, reason in report.load_errors.items():
+                self._load_failed(request_id, reason, output.invalid_block_ids)
+
+    def _load_failed(self, request_id: str, reason: str, invalid: set[int]) -> None:
+        state = self._states.get(request_id)
+        if state is None or state.loaded is None or state.accounting is None:
+            return
+        bad = next((i for i, block in enumerate(state.loaded.block_ids) if block in invalid), None)
+        if bad is None:
+            return
+        good = max(0, bad * self.block_size - state.loaded.begin)
+        lost = max(0, state.accounting.injected - good)
+        state.accounting = replace(
+            state.accounting,
+            injected=state.accounting.injected - lost,
+            prefilled=state.accounting.prefilled + lost,
+            fallback_reason=reason,
+        )
+
+    def finished(self, request: Request) -> dict[str, Any] | None:
+        """What the caller gets back through ``kv_transfer_params``; forgets the request."""
+        state = self._states.pop(request.request_id, None)
+        if state is None:
+            return None
+        result: dict[str, Any] = {"v": 1}
+        if state.accounting is not None:
+            result["accounting"] = state.accounting.as_dict()
+        if self.tap is not None:
+            result["tap"] = asdict(self.tap)
+        return {PARAMS_KEY: result}
+
+
+def _needs_every_row(request: Request) -> bool:
+    """Whether the request reads rows that an injected prompt does not compute.
+
+    Prompt logprobs set ``skip_reading_prefix_cache``, and vLLM then drops the answer anyway. Where a caller turned that
+    off, only undetokenized ones are safe: the uncovered rows are garbage that vLLM's detokenizer dies of.
+    """
+    if getattr(request, "skip_reading_prefix_cache", False):
+        return True
+    sampling = getattr(request, "sampling_params", None)
+    return bool(sampling is not None and sampling.prompt_logprobs is not None and sampling.detokenize)
