@@ -96,7 +96,11 @@ def is_compiled(config: VllmConfig) -> bool:
 
 @contextmanager
 def engine_core_client(factory: Callable[..., Any] | None) -> Iterator[None]:
-    """While open, AsyncLLM builds its engine-core client with ``factory``; ``None`` leaves vLLM's own."""
+    """While open, AsyncLLM builds its engine-core client with ``factory``; ``None`` leaves vLLM's own.
+
+    With a factory the worker is asked to stay in this process too: unless its multiprocessing is switched off, vLLM on
+    a CPU turns the in-process executor into one with a worker process.
+    """
     if factory is None:
         yield
         return
@@ -104,10 +108,17 @@ def engine_core_client(factory: Callable[..., Any] | None) -> Iterator[None]:
 
     original = EngineCoreClient.__dict__["make_async_mp_client"]
     EngineCoreClient.make_async_mp_client = staticmethod(factory)
+    switch = "VLLM_ENABLE_V1_MULTIPROCESSING"
+    before = os.environ.get(switch)
+    os.environ[switch] = "0"
     try:
         yield
     finally:
         EngineCoreClient.make_async_mp_client = original
+        if before is None:
+            del os.environ[switch]
+        else:
+            os.environ[switch] = before
 
 
 async def serving_state(client: Any, model: str, overrides: dict[str, Any]) -> Any:
