@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from inferscale_memory import metrics
-from inferscale_memory.errors import EngineError
 from inferscale_memory.kv.store import ChunkStore
+from inferscale_memory.serving.client import run_request
 from inferscale_memory.serving.protocol import (
     Accounting,
     CaptureResult,
@@ -110,24 +110,4 @@ class Capturer:
         await self._send([1], inject_params([]), secrets.token_hex(32))
 
     async def _send(self, token_ids: Sequence[int], params: dict[str, Any], salt: str) -> None:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        sampling = SamplingParams(
-            temperature=0.0,
-            max_tokens=1,
-            detokenize=False,
-            skip_reading_prefix_cache=True,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-            extra_args={"kv_transfer_params": params},
-        )
-        prompt = {"prompt_token_ids": list(token_ids), "cache_salt": salt}
-        output = None
-        try:
-            async for output in self._client.generate(prompt, sampling, secrets.token_hex(16)):
-                pass
-        except Exception as error:
-            raise EngineError(f"a capture request failed: {type(error).__name__}: {error}") from error
-        if output is None or not output.finished:
-            raise EngineError("a capture request ended without an output.")
-        self.last = output
+        await run_request(self._client, token_ids, params, salt=salt, detokenize=False, skip_reading_prefix_cache=True)

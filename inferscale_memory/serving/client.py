@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import secrets
 import tempfile
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from multiprocessing import process
 from pathlib import Path
 from typing import Any
 
 from inferscale_memory._extras import require
-from inferscale_memory.errors import EngineError, ModelError
+from inferscale_memory.errors import EncodingError, EngineError, ModelError
 from inferscale_memory.serving import compat
 from inferscale_memory.serving.protocol import CONNECTOR_MODULE, CONNECTOR_NAME
 
@@ -38,7 +39,7 @@ def refuse_respawn() -> None:
 
 
 def engine_arguments(model: str, options: Mapping[str, Any]) -> Any:
-    """vLLM's ``AsyncEngineArgs``, with an unknown option named.
+    """VLLM's ``AsyncEngineArgs``, with an unknown option named.
 
     Raises:
         EngineError: an option is not one of vLLM's.
@@ -68,7 +69,7 @@ def model_config(arguments: Any) -> Any:
 
 
 def transfer_config(root: Path, fingerprint: str, pool_bytes: int) -> Any:
-    """vLLM's ``KVTransferConfig`` for this connector; loads that fail are recomputed."""
+    """VLLM's ``KVTransferConfig`` for this connector; loads that fail are recomputed."""
     from vllm.config import KVTransferConfig
 
     return KVTransferConfig(
@@ -92,7 +93,7 @@ def start_client(arguments: Any, *, in_process: bool) -> Any:
     class RecordingLLM(AsyncLLM):
         """Keeps each request's last ``kv_transfer_params``: vLLM's streaming answers do not carry them."""
 
-        finished: OrderedDict[str, tuple[dict[str, Any] | None, int, int]] = OrderedDict()
+        finished: OrderedDict[str, tuple[dict[str, Any] | None, int, int]]
 
         async def generate(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
             async for output in super().generate(*args, **kwargs):
@@ -107,7 +108,6 @@ def start_client(arguments: Any, *, in_process: bool) -> Any:
                         self.finished.popitem(last=False)
                 yield output
 
-    RecordingLLM.finished = OrderedDict()
     core = None
     if in_process:
         from inferscale_memory.serving.inproc import InProcessCore
@@ -117,10 +117,53 @@ def start_client(arguments: Any, *, in_process: bool) -> Any:
         mark = Path(folder) / "respawned"
         os.environ[GUARD_VARIABLE] = str(mark)
         try:
-            return RecordingLLM.from_engine_args(arguments, usage_context=UsageContext.ENGINE_CONTEXT)
+            client = RecordingLLM.from_engine_args(arguments, usage_context=UsageContext.ENGINE_CONTEXT)
         except Exception as error:
             if mark.exists():
                 raise EngineError(GUARD_MESSAGE) from error
             raise EngineError(f"the engine did not start: {error}") from error
         finally:
             os.environ.pop(GUARD_VARIABLE, None)
+    client.finished = OrderedDict()
+    return client
+
+
+async def run_request(
+    client: Any, token_ids: Sequence[int], params: Mapping[str, Any], *, salt: str | None, **sampling: Any
+) -> Any:
+    """Run one request outside the OpenAI surface, greedily, and return vLLM's final ``RequestOutput``.
+
+    Args:
+        client: from :func:`start_client`.
+        token_ids: the prompt.
+        params: its ``kv_transfer_params``.
+        salt: its cache salt, ``None`` for a request that holds nobody's facts.
+        sampling: fields of vLLM's ``SamplingParams``; one output token by default.
+
+    Raises:
+        EngineError: the engine has died.
+        EncodingError: this request failed.
+    """
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    options = SamplingParams(
+        **{"temperature": 0.0, "max_tokens": 1, **sampling},
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        extra_args={"kv_transfer_params": dict(params)},
+    )
+    prompt: dict[str, Any] = {"prompt_token_ids": list(token_ids)}
+    if salt is not None:
+        prompt["cache_salt"] = salt
+    final = None
+    try:
+        async for output in client.generate(prompt, options, secrets.token_hex(16)):
+            final = output
+    except EngineDeadError as error:
+        raise EngineError("the engine has died; start a new one.") from error
+    except Exception as error:
+        raise EncodingError(f"the request failed: {type(error).__name__}: {error}") from error
+    if final is None or not final.finished:
+        raise EncodingError("the request ended without an output.")
+    return final

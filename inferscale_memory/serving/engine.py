@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
-import json
+import atexit
 import logging
-import secrets as token_source
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import replace
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from inferscale_memory import metrics
 from inferscale_memory.config import Settings, load_settings
-from inferscale_memory.errors import EngineError, InferScaleError, InvalidInputError, PromptError
+from inferscale_memory.errors import EncodingError, EngineError
 from inferscale_memory.models import resolve_model
 from inferscale_memory.prompt import PromptBuilder
-from inferscale_memory.scope import DEFAULT_TENANT, Scope
 from inferscale_memory.serving import client as vllm_client
 from inferscale_memory.serving import compat, warmup
 from inferscale_memory.serving.capture import Capturer
 from inferscale_memory.serving.identity import engine_fingerprint
 from inferscale_memory.serving.loop import LoopThread
+from inferscale_memory.serving.openai_api import OpenAISide, accounting_of
 from inferscale_memory.serving.prepare import Preparer
 from inferscale_memory.serving.protocol import (
     Accounting,
     CaptureResult,
     CaptureSpan,
     inject_params,
-    parse_accounting,
 )
 from inferscale_memory.serving.resolve import HandleResolver, Plan
 from inferscale_memory.serving.support import SupportReport, refuse_config
 
 logger = logging.getLogger(__name__)
-
-SCOPE_OPTIONS = ("user_id", "agent_id", "session_id", "tenant_id")
 
 
 class LocalEngine:
@@ -93,13 +88,13 @@ class LocalEngine:
         self.fingerprint = engine_fingerprint(path, config, backend, self.settings.models_folder / "digests")
         if self.unsupported is None:
             pool = self.settings.pool_bytes if pool_bytes is None else pool_bytes
-            arguments.kv_transfer_config = vllm_client.transfer_config(
-                self.settings.kv_folder, self.fingerprint, pool
-            )
+            arguments.kv_transfer_config = vllm_client.transfer_config(self.settings.kv_folder, self.fingerprint, pool)
             arguments.disable_hybrid_kv_cache_manager = True
         elif inject:
             logger.warning("%s is served by plain prefill: %s.", self.model, self.unsupported)
         self._loop = LoopThread("inferscale-engine")
+        # Without this a script that ends in an exception would wait for the engine's processes for ever.
+        self._at_exit = _close_at_exit(self)
         try:
             self._loop.run(self._start(arguments, path, frontend, in_process=in_process))
         except BaseException:
@@ -113,12 +108,11 @@ class LocalEngine:
         self.world: int = self.client.vllm_config.parallel_config.tensor_parallel_size
         frontend.setdefault("enable_prompt_tokens_details", True)
         state = await compat.serving_state(self.client, path, {"served_model_name": [self.model], **frontend})
-        self._chat_serving = state.openai_serving_chat
-        self._completion_serving = state.openai_serving_completion
+        self.openai = OpenAISide(self, state)
         self.tokenizer = self.client.renderer.tokenizer
-        self.prompt = PromptBuilder(self.tokenizer, chat_template=self._chat_serving.chat_template)
+        self.prompt = PromptBuilder(self.tokenizer, chat_template=self.openai.chat_template)
         self.capturer = Capturer(self.client)
-        self._preparer = Preparer(self)
+        self.preparer = Preparer(self)
         if self.unsupported is None:
             self.report = await warmup.verify(self)
             if not self.report.supported:
@@ -143,13 +137,17 @@ class LocalEngine:
 
         Stored chunk files are on disk when it returns. Spans whose rows were not all captured come back as failed.
         """
-        self._check_open()
-        return await self._loop.arun(self.capturer.capture(token_ids, spans, salt=salt))
+        return await self._loop.arun(self._open.capturer.capture(token_ids, spans, salt=salt))
 
     def follow_deletions(self) -> None:
         """Make the workers look at the store now, so that deleted chunks leave their memory; waits for one step."""
-        if not self._closed and self.unsupported is None:
+        if self._closed or self.unsupported is not None:
+            return
+        try:
             self._loop.run(self.capturer.nudge())
+        except (EngineError, EncodingError) as error:
+            # A dead engine holds no memory; its text, vectors and files are erased all the same.
+            logger.warning("the engine was not told of a deletion: %s", error)
 
     # -- chat ----------------------------------------------------------------------------------------------------------
 
@@ -168,43 +166,43 @@ class LocalEngine:
             PromptError: the prompt does not fit.
             EngineError: vLLM refused the request or died.
         """
-        return self._loop.run(self._chat(messages, options))
+        return self._loop.run(self._open.openai.chat(messages, options))
 
     async def achat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
         """Async twin of :meth:`chat`."""
-        return await self._loop.arun(self._chat(messages, options))
+        return await self._loop.arun(self._open.openai.chat(messages, options))
 
     def stream_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Iterator[dict[str, Any]]:
         """Answer in OpenAI chunks; the last one holds ``usage`` and ``"kv"``. Closing it early aborts the request."""
-        return self._loop.stream(self._stream_chat(messages, options))
+        return self._loop.stream(self._open.openai.stream_chat(messages, options))
 
     def astream_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> AsyncIterator[dict[str, Any]]:
         """Async twin of :meth:`stream_chat`."""
-        return self._loop.astream(self._stream_chat(messages, options))
+        return self._loop.astream(self._open.openai.stream_chat(messages, options))
 
     # -- completion ----------------------------------------------------------------------------------------------------
 
     def complete(self, prompt: str, **options: Any) -> dict[str, Any]:
         """Continue a string; every handle in it that opens becomes injected facts. Options as for :meth:`chat`."""
-        return self._loop.run(self._complete(prompt, options))
+        return self._loop.run(self._open.openai.complete(prompt, options))
 
     async def acomplete(self, prompt: str, **options: Any) -> dict[str, Any]:
         """Async twin of :meth:`complete`."""
-        return await self._loop.arun(self._complete(prompt, options))
+        return await self._loop.arun(self._open.openai.complete(prompt, options))
 
     def stream_complete(self, prompt: str, **options: Any) -> Iterator[dict[str, Any]]:
         """Continue in OpenAI chunks; the last one holds ``usage`` and ``"kv"``."""
-        return self._loop.stream(self._stream_complete(prompt, options))
+        return self._loop.stream(self._open.openai.stream_complete(prompt, options))
 
     def astream_complete(self, prompt: str, **options: Any) -> AsyncIterator[dict[str, Any]]:
         """Async twin of :meth:`stream_complete`."""
-        return self._loop.astream(self._stream_complete(prompt, options))
+        return self._loop.astream(self._open.openai.stream_complete(prompt, options))
 
     # -- below the OpenAI surface --------------------------------------------------------------------------------------
 
     def plan(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Plan:
         """Token ids, salt and plan of a conversation, as :meth:`chat` would send it; without sending it."""
-        return self._loop.run(self._preparer.chat(messages, dict(options)))
+        return self._loop.run(self._open.preparer.chat(messages, dict(options)))
 
     def generate(self, plan: Plan, *, inject: bool = True, salt: str | None = None, **sampling: Any) -> Any:
         """Run a plan with vLLM's ``SamplingParams`` and return vLLM's final ``RequestOutput``; for benches and tests.
@@ -223,121 +221,25 @@ class LocalEngine:
 
     def accounting(self, output: Any) -> Accounting:
         """Where the prompt tokens of a ``RequestOutput`` came from."""
-        return self._accounting((output.kv_transfer_params, output.num_cached_tokens or 0, len(output.prompt_token_ids)))
+        return accounting_of(output.kv_transfer_params, output.num_cached_tokens or 0, len(output.prompt_token_ids))
 
     # -- work on the engine's loop -------------------------------------------------------------------------------------
 
     async def _generate(self, plan: Plan, *, inject: bool, salt: str | None, sampling: dict[str, Any]) -> Any:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        self._check_open()
+        client = self._open.client
         inject = inject and bool(plan.inject)
         if inject:
             await self.capturer.ensure(plan)
-        extra = {"extra_args": {"kv_transfer_params": inject_params(plan.inject if inject else [])}}
-        params = SamplingParams(**{"temperature": 0.0, "max_tokens": 1, **sampling, **extra})
-        params.output_kind = RequestOutputKind.FINAL_ONLY
-        prompt: dict[str, Any] = {"prompt_token_ids": plan.token_ids}
-        if salt or plan.salt:
-            prompt["cache_salt"] = salt or plan.salt
-        output = None
-        async for output in self.client.generate(prompt, params, _request_id()):
-            pass
+        params = inject_params(plan.inject if inject else [])
+        output = await vllm_client.run_request(client, plan.token_ids, params, salt=salt or plan.salt, **sampling)
+        if inject:
+            self.settle(plan, self.accounting(output))
         return output
 
-    async def _chat(self, messages: Sequence[Mapping[str, Any]], options: dict[str, Any]) -> dict[str, Any]:
-        request, plan = await self._chat_request(messages, options, stream=False)
-        answer = await _call(self._chat_serving.create_chat_completion(request))
-        return self._with_accounting(answer.model_dump(exclude_none=True), f"chatcmpl-{request.request_id}", plan)
-
-    async def _stream_chat(
-        self, messages: Sequence[Mapping[str, Any]], options: dict[str, Any]
-    ) -> AsyncGenerator[dict[str, Any], None]:
-        request, plan = await self._chat_request(messages, options, stream=True)
-        events = await _call(self._chat_serving.create_chat_completion(request))
-        async for chunk in self._chunks(events, f"chatcmpl-{request.request_id}", plan):
-            yield chunk
-
-    async def _chat_request(
-        self, messages: Sequence[Mapping[str, Any]], options: dict[str, Any], *, stream: bool
-    ) -> tuple[Any, Plan | None]:
-        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-
-        self._check_open()
-        options = dict(options)
-        plan = await self._preparer.chat(messages, options)
-        sent = plan.cleaned if plan.cleaned is not None else [dict(message) for message in messages]
-        fields = {**_openai_fields(options, stream=stream), "messages": sent, "model": self.model}
-        if plan.salt is not None:
-            # vLLM takes forwarded token ids in place of rendering the messages; tools and parsers still apply.
-            await self.capturer.ensure(plan)
-            fields["kv_transfer_params"] = {"prompt_token_ids": plan.token_ids, **inject_params(plan.inject)}
-            fields["cache_salt"] = plan.salt
-        return _validated(ChatCompletionRequest, fields), plan
-
-    async def _complete(self, prompt: str, options: dict[str, Any]) -> dict[str, Any]:
-        request, plan = await self._completion_request(prompt, options, stream=False)
-        answer = await _call(self._completion_serving.create_completion(request))
-        return self._with_accounting(answer.model_dump(exclude_none=True), f"cmpl-{request.request_id}-0", plan)
-
-    async def _stream_complete(self, prompt: str, options: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        request, plan = await self._completion_request(prompt, options, stream=True)
-        events = await _call(self._completion_serving.create_completion(request))
-        async for chunk in self._chunks(events, f"cmpl-{request.request_id}-0", plan):
-            yield chunk
-
-    async def _completion_request(
-        self, prompt: str, options: dict[str, Any], *, stream: bool
-    ) -> tuple[Any, Plan | None]:
-        from vllm.entrypoints.openai.completion.protocol import CompletionRequest
-
-        self._check_open()
-        options = dict(options)
-        plan = await self._preparer.text(prompt, options)
-        fields = {**_openai_fields(options, stream=stream), "model": self.model}
-        fields["prompt"] = plan.cleaned if plan.cleaned is not None else prompt
-        if plan.salt is not None:
-            await self.capturer.ensure(plan)
-            fields.update(prompt=plan.token_ids, cache_salt=plan.salt, kv_transfer_params=inject_params(plan.inject))
-        return _validated(CompletionRequest, fields), plan
-
-    async def _chunks(self, events: Any, request_id: str, plan: Plan | None) -> AsyncGenerator[dict[str, Any], None]:
-        last: dict[str, Any] | None = None
-        try:
-            async for event in events:
-                body = event.removeprefix("data: ").strip()
-                if body == "[DONE]":
-                    break
-                chunk = json.loads(body)
-                if "error" in chunk:
-                    raise EngineError(f"vLLM refused the request: {chunk['error'].get('message', chunk['error'])}")
-                if last is not None:
-                    yield last
-                last = chunk
-            if last is not None:
-                yield self._with_accounting(last, request_id, plan)
-        finally:
-            await events.aclose()
-
-    def _with_accounting(self, answer: dict[str, Any], request_id: str, plan: Plan | None) -> dict[str, Any]:
-        found = self.client.finished.pop(request_id, None)
-        accounting = self._accounting(found or (None, 0, 0))
-        if plan is not None and plan.salt is not None:
-            reason = plan.reason or accounting.fallback_reason
-            accounting = replace(accounting, fallback_reason=reason)
-            self.capturer.learn(plan, accounting)
-            self._report_missing(plan, accounting)
-        elif self.unsupported and plan is not None and plan.facts:
-            accounting = replace(accounting, fallback_reason=self.unsupported)
-        metrics.INJECTED_TOKENS.inc(accounting.injected)
-        metrics.LOCAL_HIT_TOKENS.inc(accounting.local_hit)
-        metrics.PREFILLED_TOKENS.inc(accounting.prefilled)
-        if accounting.fallback_reason:
-            metrics.FALLBACKS.labels(accounting.fallback_reason.split(":")[0]).inc()
-        answer.pop("kv_transfer_params", None)
-        answer["kv"] = accounting.as_dict()
-        return answer
+    def settle(self, plan: Plan, accounting: Accounting) -> None:
+        """Learn from what became of a plan: which chunks the workers turned out not to have."""
+        self.capturer.learn(plan, accounting)
+        self._report_missing(plan, accounting)
 
     def _report_missing(self, plan: Plan, accounting: Accounting) -> None:
         """Tell the memory which chunks the engine stopped at; it looks at their files in a thread of its own."""
@@ -347,13 +249,11 @@ class LocalEngine:
         if keys and accounting.fallback_reason and self._resolver is not None:
             self._loop.loop.run_in_executor(None, self._resolver.missing, keys)
 
-    def _accounting(self, found: tuple[dict[str, Any] | None, int, int]) -> Accounting:
-        params, cached, prompt = found
-        return parse_accounting(params) or Accounting(0, cached, prompt - cached, None)
-
-    def _check_open(self) -> None:
+    @property
+    def _open(self) -> Self:
         if self._closed:
             raise EngineError("this engine is closed.")
+        return self
 
     # -- end -----------------------------------------------------------------------------------------------------------
 
@@ -366,6 +266,7 @@ class LocalEngine:
         if client is not None:
             self._loop.run(_shutdown(client))
         self._loop.close()
+        atexit.unregister(self._at_exit)
 
     def __enter__(self) -> Self:
         return self
@@ -374,63 +275,23 @@ class LocalEngine:
         self.close()
 
 
+def _close_at_exit(engine: LocalEngine) -> Callable[[], None]:
+    reference = weakref.ref(engine)
+
+    def close() -> None:
+        alive = reference()
+        if alive is not None:
+            alive.close()
+
+    atexit.register(close)
+    return close
+
+
 async def _shutdown(client: Any) -> None:
     client.shutdown()
-
-
-async def _call(work: Any) -> Any:
-    """Await one of vLLM's serving calls, with its errors as this library's."""
-    try:
-        answer = await work
-    except InferScaleError:
-        raise
-    except (ValueError, TypeError) as error:
-        raise InvalidInputError(f"vLLM refused the request: {error}") from error
-    except Exception as error:
-        raise EngineError(f"the engine failed: {type(error).__name__}: {error}") from error
-    problem = getattr(answer, "error", None)
-    if problem is not None:
-        raise EngineError(f"vLLM refused the request: {getattr(problem, 'message', problem)}")
-    return answer
-
-
-def _validated(kind: Any, fields: dict[str, Any]) -> Any:
-    try:
-        return kind(**fields)
-    except ValueError as error:
-        raise InvalidInputError(f"the request is not valid: {error}") from error
-
-
-def _openai_fields(options: dict[str, Any], *, stream: bool) -> dict[str, Any]:
-    fields = {name: value for name, value in options.items() if value is not None}
-    fields["request_id"] = _request_id()
-    fields["stream"] = stream
-    if stream:
-        fields["stream_options"] = {"include_usage": True}
-    return fields
 
 
 def _split_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     names = compat.server_option_names()
     frontend = {name: value for name, value in options.items() if name in names}
     return frontend, {name: value for name, value in options.items() if name not in names}
-
-
-def _request_id() -> str:
-    return token_source.token_hex(16)
-
-
-def scope_of(options: dict[str, Any]) -> Scope | None:
-    """Take the scope keywords out of a call's options; ``None`` when it names none.
-
-    Raises:
-        ScopeError: an id is blank or malformed.
-    """
-    given = {name: options.pop(name) for name in SCOPE_OPTIONS if name in options}
-    given = {name: value for name, value in given.items() if value is not None}
-    if not given:
-        return None
-    return Scope.of(**{"tenant_id": DEFAULT_TENANT, **given})
-
-
-__all__ = ["LocalEngine", "PromptError", "scope_of"]

@@ -14,7 +14,7 @@ from vllm.v1.engine.core_client import InprocClient
 
 
 class InProcessCore(InprocClient):
-    """Steps the engine core in one worker thread; every call goes through that thread, so nothing runs beside a step."""
+    """Steps the engine core in one worker thread; every call goes through it, so nothing runs beside a step."""
 
     def __init__(self, vllm_config: Any, executor_class: Any, log_stats: bool, **_: Any) -> None:
         # One thread for good: vLLM binds CPU threads to the thread that builds the worker.
@@ -52,7 +52,9 @@ class InProcessCore(InprocClient):
         """Tasks of the loaded model."""
         return await self._call(self.get_supported_tasks)
 
-    async def reset_prefix_cache_async(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+    async def reset_prefix_cache_async(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
         """Forget native blocks."""
         return bool(await self._call(self.reset_prefix_cache, reset_running_requests, reset_connector))
 
@@ -61,7 +63,11 @@ class InProcessCore(InprocClient):
         await self._call(self.reset_mm_cache)
 
     async def collective_rpc_async(
-        self, method: Any, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        method: Any,
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> list[Any]:
         """Call a method on every worker."""
         return list(await self._call(self.collective_rpc, method, timeout, args, kwargs))

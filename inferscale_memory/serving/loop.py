@@ -40,7 +40,7 @@ class LoopThread:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))
 
     def stream(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
-        """Iterate ``items`` from sync code; closing the iterator early closes the generator (and aborts its request)."""
+        """Iterate ``items`` from sync code; closing the iterator early closes the generator and aborts its request."""
         box: queue.SimpleQueue[Any] = queue.SimpleQueue()
         task = asyncio.run_coroutine_threadsafe(_pump(items, box.put), self.loop)
         try:

@@ -11,6 +11,7 @@ from inferscale_memory.errors import InvalidInputError, ScopeError
 from inferscale_memory.handles import find_handles, strip_handles
 from inferscale_memory.prompt import extract_handles
 from inferscale_memory.prompt.messages import PLACE
+from inferscale_memory.scope import DEFAULT_TENANT, Scope
 from inferscale_memory.serving.resolve import Plan, Resolution, make_plan
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DEFAULT_ANSWER_ROOM = 256
+SCOPE_OPTIONS = ("user_id", "agent_id", "session_id", "tenant_id")
 
 
 class Preparer:
@@ -29,8 +31,6 @@ class Preparer:
 
     async def chat(self, messages: Sequence[Mapping[str, Any]], options: dict[str, Any]) -> Plan:
         """Plan a conversation. Messages without a handle go through untouched (``cleaned`` is ``None``)."""
-        from inferscale_memory.serving.engine import scope_of
-
         scope = scope_of(options)
         extra = [str(handle) for handle in options.pop("kv_handles", None) or ()]
         found = extract_handles(messages)
@@ -57,8 +57,6 @@ class Preparer:
 
     async def text(self, prompt: str, options: dict[str, Any]) -> Plan:
         """Plan a string prompt."""
-        from inferscale_memory.serving.engine import scope_of
-
         scope = scope_of(options)
         extra = [str(handle) for handle in options.pop("kv_handles", None) or ()]
         if not isinstance(prompt, str):
@@ -122,9 +120,24 @@ def without_place(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
 
 def _without_place(message: dict[str, Any]) -> dict[str, Any]:
     parts = message.get("content")
-    if not isinstance(parts, list) or not any(isinstance(part, Mapping) and part.get("type") == PLACE for part in parts):
+    if not isinstance(parts, list):
         return message
     kept = [part for part in parts if not (isinstance(part, Mapping) and part.get("type") == PLACE)]
+    if len(kept) == len(parts):
+        return message
     if all(isinstance(part, Mapping) and part.get("type") == "text" for part in kept):
         return {**message, "content": "".join(str(part["text"]) for part in kept)}
     return {**message, "content": kept}
+
+
+def scope_of(options: dict[str, Any]) -> Scope | None:
+    """Take the scope keywords out of a call's options; ``None`` when it names none.
+
+    Raises:
+        ScopeError: an id is blank or malformed.
+    """
+    given = {name: options.pop(name) for name in SCOPE_OPTIONS if name in options}
+    given = {name: value for name, value in given.items() if value is not None}
+    if not given:
+        return None
+    return Scope.of(**{"tenant_id": DEFAULT_TENANT, **given})

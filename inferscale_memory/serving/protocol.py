@@ -119,22 +119,26 @@ def parse_params(params: Mapping[str, Any] | None, prompt_tokens: int) -> Reques
     try:
         if raw["v"] != VERSION:
             raise InvalidInputError(f"kv_transfer_params version {raw['v']!r}, this connector reads {VERSION}.")
-        capture = tuple(CaptureSpan(str(k), int(a), int(b), bool(v), bool(c)) for k, a, b, v, c in raw.get("capture", ()))
+        capture = tuple(
+            CaptureSpan(str(key), int(start), int(end), bool(volatile), bool(verify))
+            for key, start, end, volatile, verify in raw.get("capture", ())
+        )
         inject = tuple(InjectSpan(str(k), int(a), int(b)) for k, a, b in raw.get("inject", ()))
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, InvalidInputError):
             raise
         raise InvalidInputError(f"malformed kv_transfer_params[{PARAMS_KEY!r}]: {error}") from error
-    for span in (*capture, *inject):
+    spans: list[CaptureSpan | InjectSpan] = [*capture, *inject]
+    for span in spans:
         if not 0 <= span.start < span.end <= prompt_tokens:
             raise InvalidInputError(f"span [{span.start}, {span.end}) lies outside a prompt of {prompt_tokens} tokens.")
         if not (len(span.key) == 64 and all(c in "0123456789abcdef" for c in span.key)):
             raise InvalidInputError(f"chunk key {span.key!r} is not 64 hex digits.")
     expected = 0
-    for span in inject:
-        if span.start != expected:
-            raise InvalidInputError(f"inject spans have a hole: [{expected}, {span.start}).")
-        expected = span.end
+    for part in inject:
+        if part.start != expected:
+            raise InvalidInputError(f"inject spans have a hole: [{expected}, {part.start}).")
+        expected = part.end
     return RequestPlan(capture, inject)
 
 

@@ -1,4 +1,4 @@
-"""Scheduler side of the connector: how much of a prompt is covered, what the workers must do, where tokens came from."""
+"""Scheduler side of the connector: how much of a prompt is covered, what workers must do, where tokens came from."""
 
 from __future__ import annotations
 

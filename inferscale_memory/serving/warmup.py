@@ -7,6 +7,7 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 from inferscale_memory.serving import compat
+from inferscale_memory.serving.client import run_request
 from inferscale_memory.serving.protocol import (
     CaptureSpan,
     InjectSpan,
@@ -53,32 +54,22 @@ async def verify(engine: LocalEngine) -> SupportReport:
 def _judge(tap: TapReport, error: float) -> SupportReport:
     if tap.tap == "exact" and not tap.exact:
         lost = f"{1 - tap.identical:.2%} of the keys differ, by up to {tap.max_abs}"
-        return SupportReport(False, f"rotating captured keys does not give back what the engine wrote: {lost}", tap, error)
+        reason = f"rotating captured keys does not give back what the engine wrote: {lost}"
+        return SupportReport(False, reason, tap, error)
     bound = 0.0 if tap.tap == "exact" and compat.platform_is_cpu() else MAX_ERROR
     if not error <= bound:
-        return SupportReport(False, f"the injected warm-up prompt is {error} off its prefill (log-probability)", tap, error)
+        reason = f"the injected warm-up prompt is {error} off its prefill (log-probability)"
+        return SupportReport(False, reason, tap, error)
     return SupportReport(True, None, tap, error)
 
 
 async def _run(engine: LocalEngine, tokens: list[int], params: dict[str, Any], **sampling: Any) -> Any:
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
     limit = engine.client.model_config.max_logprobs
-    options = SamplingParams(
-        temperature=0.0,
-        max_tokens=1,
-        detokenize=False,
-        logprobs=limit if limit >= 0 else -1,
-        output_kind=RequestOutputKind.FINAL_ONLY,
-        extra_args={"kv_transfer_params": params},
-        **sampling,
+    # Salted with a nonce: the second prefill of the same tokens must not be a native hit.
+    salt = secrets.token_hex(32)
+    return await run_request(
+        engine.client, tokens, params, salt=salt, detokenize=False, logprobs=max(limit, -1), **sampling
     )
-    prompt = {"prompt_token_ids": tokens, "cache_salt": secrets.token_hex(32)}
-    output = None
-    async for output in engine.client.generate(prompt, options, secrets.token_hex(16)):
-        pass
-    return output
 
 
 def distance(first: Any, second: Any) -> float:

@@ -180,9 +180,7 @@ class WorkerSide:
             return None, "chunk_shape"
         return chunk, ""
 
-    def _fail(
-        self, run: LoadRun, chunks: list[tuple[Chunk, LoadChunk]], position: int, reason: str
-    ) -> Gather | None:
+    def _fail(self, run: LoadRun, chunks: list[tuple[Chunk, LoadChunk]], position: int, reason: str) -> Gather | None:
         first_bad = position // self.block_size
         last = (run.stop - 1) // self.block_size
         self._bad_blocks.update(run.block_ids[first_bad : last + 1])
@@ -204,9 +202,7 @@ class WorkerSide:
         shape = (len(self.layers), tokens, layer.kv_heads, layer.head_dim)
         return self._scratch[0][:need].view(shape), self._scratch[1][:need].view(shape)
 
-    def _scatter(
-        self, keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
-    ) -> None:
+    def _scatter(self, keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
         assert self.tap is not None
         count, tokens = keys.shape[:2]
         rotators = [self.tap.rotator(index) for index in range(count)]
