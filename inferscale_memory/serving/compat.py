@@ -64,9 +64,9 @@ def rotary_forward(module: Any, *, native: bool) -> Callable[..., Any]:
         native: ``forward_native`` (model dtype per operation), which compiled engines trace; else what the module
             dispatches to in an eager engine (the compiled op: fp32, one rounding, in place).
     """
-    if native:
-        return module.forward_native
-    return getattr(module, "_inferscale_forward", None) or module._forward_method
+    forward = getattr(module, "_inferscale_forward", None) or module.forward
+    # LongRoPE's module is no custom op: its one forward is what both kinds of engine run.
+    return getattr(module, "forward_native", forward) if native else forward
 
 
 def slot_mappings(forward_context: Any) -> dict[str, torch.Tensor]:
@@ -154,10 +154,18 @@ def server_option_names() -> frozenset[str]:
     return frozenset(FrontendArgs.__dataclass_fields__)
 
 
-def quiet_logging() -> None:
-    """Keep vLLM's log to warnings unless the user asked for something else; must run before vLLM is imported."""
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "1")
+def prepare_environment() -> None:
+    """Defaults that vLLM reads from the environment; must run before vLLM is imported, and never override the user's.
+
+    Its log is kept to errors, its usage statistics are switched off, and on a CPU its cache is bounded: by default it
+    would take most of the machine's memory.
+    """
+    for name, value in (
+        ("VLLM_LOGGING_LEVEL", "ERROR"),
+        ("VLLM_NO_USAGE_STATS", "1"),
+        ("VLLM_CPU_KVCACHE_SPACE", "4"),
+    ):
+        os.environ.setdefault(name, value)
 
 
 def platform_is_cpu() -> bool:

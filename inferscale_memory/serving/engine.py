@@ -67,7 +67,7 @@ class LocalEngine:
         **options: Any,
     ) -> None:
         vllm_client.refuse_respawn()
-        compat.quiet_logging()
+        compat.prepare_environment()
         self.settings: Settings = load_settings(home)
         self.model = str(model or self.settings.model)
         self.require_scope = require_scope

@@ -20,14 +20,18 @@ def engine_fingerprint(model: str, config: Any, options: Mapping[str, Any], cach
     """
     folder = _snapshot(model, config)
     text = config.hf_text_config
-    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    rope = dict(getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {})
+    rope["theta"] = getattr(text, "rope_theta", None)
+    rope["positions"] = getattr(text, "max_position_embeddings", None)
+    if "longrope" in map(str, rope.values()):
+        # vLLM takes the long factors as soon as the engine's length exceeds the original one.
+        original = rope.get("original_max_position_embeddings") or text.original_max_position_embeddings
+        rope["long"] = config.max_model_len > original
     eager = bool(options.get("enforce_eager"))
     return model_fingerprint(
         weights=weights_digest(folder, cache_dir),
         dtype=config.dtype,
-        rope={**dict(rope), "theta": getattr(text, "rope_theta", None), "positions": text.max_position_embeddings}
-        if hasattr(text, "max_position_embeddings")
-        else dict(rope),
+        rope=rope,
         layers=config.get_total_num_hidden_layers(),
         kv_heads=config.get_total_num_kv_heads(),
         head_dim=config.get_head_size(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -45,16 +45,19 @@ class Rotator:
         return torch.equal(alone, self._with_dummy_query(places, sample))
 
 
-def table_of(module: Any, dtype: torch.dtype) -> torch.Tensor:
-    """The module's cos|sin table ``[positions, rotary_dim]`` in ``dtype``, as its forward casts it."""
-    return module.cos_sin_cache.to(dtype)
+def table_of(module: Any, dtype: torch.dtype) -> torch.Tensor | None:
+    """The module's cos|sin table ``[positions, rotary_dim]`` in ``dtype``, as its forward casts it, if it has one.
+
+    LongRoPE keeps two tables in one; which is used is settled when the module is built.
+    """
+    table = getattr(module, "cos_sin_cache", None)
+    if table is None:
+        table = getattr(module, "long_short_cos_sin_cache", None)
+        if table is not None and module.use_long_rope:
+            table = table[module.original_max_position_embeddings :]
+    return None if table is None else table.to(dtype)
 
 
 def position_only(module: Any) -> bool:
-    """Whether the module rotates by position alone (no M-RoPE sections, no per-request state)."""
-    return not getattr(module, "mrope_section", None) and hasattr(module, "cos_sin_cache")
-
-
-def distinct(modules: Sequence[Any]) -> list[Any]:
-    """Modules without repetition, in order."""
-    return list(dict.fromkeys(modules))
+    """Whether the module rotates by position alone (M-RoPE has three of them)."""
+    return not getattr(module, "mrope_section", None)

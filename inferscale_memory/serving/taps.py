@@ -61,8 +61,16 @@ class StepRows:
 
     pieces: list[tuple[CapturePiece, Staging]]
     slots: torch.Tensor  # int64 [rows wanted], in piece order
-    rows: torch.Tensor | None = None  # int64 [rows wanted], -1 where the step does not compute it
+    rows: torch.Tensor | None = None  # int64 [rows wanted]; 0 stands where the step does not compute it
+    found: torch.Tensor | None = None  # bool [rows wanted], on the host: whether it does
     calls: dict[int, int] = field(default_factory=dict)
+
+    def locate(self, mapping: torch.Tensor) -> None:
+        """Find the wanted slots in the step's slot mapping; once per step, the only wait for the device."""
+        if self.rows is None:
+            rows = find_rows(mapping, self.slots)
+            self.found = (rows >= 0).cpu()
+            self.rows = rows.clamp_min(0)
 
 
 class Tap(ABC):
@@ -107,12 +115,10 @@ class Tap(ABC):
     def _capture(self, index: int, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
         step, layer = self.step, self.layers[index]
         assert step is not None
-        if step.rows is None:
-            step.rows = find_rows(slots, step.slots)
-        found = step.rows >= 0
-        if not bool(found.any()):
-            return
-        rows = step.rows.clamp_min(0)
+        step.locate(slots)
+        rows, found = step.rows, step.found
+        assert rows is not None
+        assert found is not None
         shape = (-1, layer.kv_heads, layer.head_dim)
         written = key.view(shape).index_select(0, rows)
         values = value.view(shape).index_select(0, rows)
@@ -127,7 +133,7 @@ class Tap(ABC):
             here, there = slice(at, at + count), slice(piece.begin - staging.start, piece.stop - staging.start)
             staging.keys[index, there] = keys.view(shape)[here]
             staging.values[index, there] = values[here]
-            staging.seen[index, there] = found[here].to(staging.seen.device)
+            staging.seen[index, there] = found[here]
             if staging.written is not None:
                 staging.written[index, there] = written[here]
             at += count
@@ -218,12 +224,12 @@ class ExactTap(Tap):
         step = self.step
         assert step is not None
         if step.rows is None:
-            mappings = compat.slot_mappings(compat.current_forward_context())
-            slots = mappings.get(self.layers[0].name)
+            slots = compat.slot_mappings(compat.current_forward_context()).get(self.layers[0].name)
             if slots is None:
                 return None
-            step.rows = find_rows(slots, step.slots)
-        return key.reshape(key.shape[0], -1).index_select(0, step.rows.clamp_min(0))
+            step.locate(slots)
+        assert step.rows is not None
+        return key.reshape(key.shape[0], -1).index_select(0, step.rows)
 
     def _on_write(self, index: int, write: Callable[..., None], *arguments: Any) -> None:
         if self._module is not None:
@@ -282,7 +288,8 @@ class UnrotatedTap(Tap):
         super().__init__(layers, block_size)
         modules = [module for module in compat.rotary_modules() if position_only(module)]
         fitting = {layer.head_dim for layer in layers} == {getattr(module, "head_size", None) for module in modules}
-        self._module = modules[0] if len(modules) == 1 and fitting else None
+        single = modules[0] if len(modules) == 1 and fitting else None
+        self._module = single if single is not None and table_of(single, torch.float32) is not None else None
         self._rotator = Rotator(self._module, native=native) if self._module is not None else None
 
     def _keys(self, index: int, rows: torch.Tensor, written: torch.Tensor) -> torch.Tensor | None:
@@ -295,7 +302,9 @@ class UnrotatedTap(Tap):
             return staging.keys
         positions = torch.arange(staging.start, staging.end, device=staging.keys.device)
         table = table_of(module, staging.keys.dtype)
-        return unrotate(staging.keys, positions, table, neox=module.is_neox_style, rotary_dim=module.rotary_dim)
+        assert table is not None
+        neox = getattr(module, "is_neox_style", True)
+        return unrotate(staging.keys, positions, table, neox=neox, rotary_dim=module.rotary_dim)
 
     def rotator(self, index: int) -> Rotator | None:
         """The model's only rotary module; with several, which layer uses which cannot be seen."""
