@@ -1,14 +1,16 @@
 """Every private or unstable name of vLLM that the project touches, in one place.
 
-Checked against vLLM 0.32 (CPU build run; CUDA build read) and written so that a name that moved fails here, with the
-name in the message, instead of deep inside a step.
+Run on vLLM 0.32's CPU build; the sources of 0.32 and 0.33 for CUDA were read for the same names. Written so that a name
+that moved fails here, with the name in the message, instead of deep inside a step.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import SchedulerOutput
 
-TESTED_VLLM = ("0.32", "0.33")
+KNOWN_VLLM = ("0.32", "0.33")
 
 
 # --- scheduler side ---------------------------------------------------------------------------------------------------
@@ -134,10 +136,9 @@ async def serving_state(client: Any, model: str, overrides: dict[str, Any]) -> A
     """
     from starlette.datastructures import State
     from vllm.entrypoints.launchers.api_server.app_state import init_app_state
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(["--model", model])
+    arguments = _cli_args().make_arg_parser(FlexibleArgumentParser()).parse_args(["--model", model])
     for name, value in overrides.items():
         if not hasattr(arguments, name):
             raise TypeError(f"vLLM's server takes no option {name!r}.")
@@ -149,9 +150,19 @@ async def serving_state(client: Any, model: str, overrides: dict[str, Any]) -> A
 
 def server_option_names() -> frozenset[str]:
     """Options of vLLM's HTTP front end (not of its engine) that ``LocalEngine`` passes to the serving layer."""
-    from vllm.entrypoints.launchers.cli_args import FrontendArgs
+    return frozenset(_cli_args().FrontendArgs.__dataclass_fields__)
 
-    return frozenset(FrontendArgs.__dataclass_fields__)
+
+def _cli_args() -> ModuleType:
+    """The module of the server's arguments: ``launchers`` in 0.32, ``common`` in 0.33."""
+    for folder in ("launchers", "common"):
+        name = f"vllm.entrypoints.{folder}.cli_args"
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise
+    raise ImportError(f"vLLM keeps its server arguments elsewhere; {' and '.join(KNOWN_VLLM)} are known.")
 
 
 def prepare_environment() -> None:
