@@ -73,7 +73,9 @@ class InProcessCore(InprocClient):
         return list(await self._call(self.collective_rpc, method, timeout, args, kwargs))
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """Free the model; the thread ends."""
+        """Free the model; the thread ends. Does nothing the second time: vLLM's client calls it again when collected."""
+        if self.resources.engine_dead:
+            return
         self.resources.engine_dead = True
         self._thread.submit(super().shutdown, timeout).result()
         self._thread.shutdown()
