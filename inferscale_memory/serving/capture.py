@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from inferscale_memory import metrics
+from inferscale_memory.errors import EncodingError
 from inferscale_memory.kv.store import ChunkStore
 from inferscale_memory.serving.client import run_request
 from inferscale_memory.serving.protocol import (
@@ -21,6 +23,8 @@ from inferscale_memory.serving.protocol import (
     parse_params,
 )
 from inferscale_memory.serving.resolve import Plan
+
+logger = logging.getLogger(__name__)
 
 KNOWN_KEYS = 65_536
 # A volatile chunk that does not fit the workers' pool would otherwise be captured again for every question.
@@ -37,7 +41,7 @@ class Capturer:
     def __init__(self, client: Any) -> None:
         self._client = client
         self._known: OrderedDict[str, None] = OrderedDict()
-        self._lost: dict[str, int] = {}
+        self._lost: OrderedDict[str, int] = OrderedDict()
         self._flights: dict[str, asyncio.Future[None]] = {}
         config = client.vllm_config
         self._limit = config.model_config.max_model_len - 1
@@ -88,6 +92,11 @@ class Capturer:
                 self._known[span.key] = None
             while len(self._known) > KNOWN_KEYS:
                 self._known.popitem(last=False)
+        except EncodingError as error:
+            # The question itself is still answered, by prefill.
+            logger.warning("a prompt's own chunks could not be captured: %s", error)
+            for span in missing:
+                self._lose(span.key)
         finally:
             for span in missing:
                 self._flights.pop(span.key, None)
@@ -95,12 +104,18 @@ class Capturer:
 
     def learn(self, plan: Plan, accounting: Accounting) -> None:
         """Forget volatile chunks that turned out not to be there."""
-        if accounting.fallback_reason is None:
-            return
         covered = accounting.injected + accounting.local_hit
         for span in plan.ensure:
-            if span.end > covered and self._known.pop(span.key, 0) is None:
-                self._lost[span.key] = self._lost.get(span.key, 0) + 1
+            if span.end <= covered:
+                self._lost.pop(span.key, None)
+            elif accounting.fallback_reason is not None and span.key in self._known:
+                del self._known[span.key]
+                self._lose(span.key)
+
+    def _lose(self, key: str) -> None:
+        self._lost[key] = self._lost.pop(key, 0) + 1
+        while len(self._lost) > KNOWN_KEYS:
+            self._lost.popitem(last=False)
 
     def _worth(self, key: str) -> bool:
         return self._lost.get(key, 0) < MAX_LOST

@@ -73,7 +73,7 @@ class InProcessCore(InprocClient):
         return list(await self._call(self.collective_rpc, method, timeout, args, kwargs))
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """Free the model; the thread ends. Does nothing the second time: vLLM's client calls it again when collected."""
+        """Free the model; the thread ends. A second call does nothing: vLLM calls it again when it is collected."""
         if self.resources.engine_dead:
             return
         self.resources.engine_dead = True
