@@ -41,6 +41,7 @@ class RequestState:
     plan: RequestPlan
     prompt: Sequence[int]
     reason: str | None = None
+    covered: int = 0  # prompt tokens found covered when the request was last matched
     load: LoadRun | None = None
     loaded: LoadRun | None = None
     accounting: Accounting | None = None
@@ -68,13 +69,13 @@ class SchedulerSide:
     # -- admission -----------------------------------------------------------------------------------------------------
 
     def matched_tokens(self, request: Request, local_hit: int) -> int:
-        """Tokens past ``local_hit`` that can be injected; never the whole request. Has no side effect on the plan."""
+        """Tokens past ``local_hit`` that can be injected; never the whole request. May be called again and again."""
         state = self._state(request)
         if state is None or not state.plan.inject:
             return 0
         covered, state.reason = self._covered(state.plan.inject)
         # vLLM must compute at least one token; a resumed request counts its own output too.
-        covered = min(covered, request.num_tokens - 1)
+        covered = state.covered = min(covered, request.num_tokens - 1)
         if _needs_every_row(request):
             state.reason = "prompt_logprobs"
             return 0
@@ -129,8 +130,8 @@ class SchedulerSide:
             return
         state.load = None
         if injected:
-            covered, _ = self._covered(state.plan.inject)
-            stop = min(covered, request.num_tokens - 1)
+            # What was matched holds, even if a chunk was deleted since: then the load fails and is recomputed.
+            stop = state.covered
             state.load = self._load_run(request.request_id, state, stop - injected, stop, blocks.get_block_ids()[0])
 
     def _load_run(self, request_id: str, state: RequestState, begin: int, stop: int, block_ids: list[int]) -> LoadRun:
