@@ -15,7 +15,9 @@ from inferscale_memory.errors import ConfigError
 
 ENV_PREFIX = "INFERSCALE_"
 APP = "inferscale"
+SENSITIVE = frozenset({"secret", "database_url"})
 DEFAULT_EMBEDDER = "all-minilm-l6-v2"
+MAX_TTL = 10 * 365 * 86_400.0
 
 
 def _absolute(path: Path) -> Path:
@@ -56,7 +58,7 @@ class Settings(BaseSettings):
     k: int = Field(10, ge=1, description="Facts recalled per question.")
     refresh: int = Field(0, ge=0, description="How many best-ranked facts are prefilled as text behind the others.")
     handle_ttl: float = Field(
-        86_400.0, ge=1, description="Shortest life of a KV handle in seconds; the longest is twice that."
+        86_400.0, ge=1, le=MAX_TTL, description="Shortest life of a KV handle in seconds; the longest is twice that."
     )
     secret: SecretStr | None = Field(
         None, description="Signs handles and derives salts, 32 bytes or more. Default: made once, kept in secret_file."
@@ -113,6 +115,8 @@ def load_settings(home: Path | str | None = None, *, database_url: str | None = 
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else "settings"
+        if name in SENSITIVE:  # neither the message nor the chained error may show it
+            raise ConfigError(f"{ENV_PREFIX}{name.upper()} cannot be used: {first['msg']}.") from None
         raise ConfigError(f"{ENV_PREFIX}{name.upper()}={first['input']!r} cannot be used: {first['msg']}.") from error
 
 

@@ -7,8 +7,11 @@ from typing import Any
 
 from sqlalchemy import DateTime, Engine, create_engine, event
 from sqlalchemy.engine import Dialect, make_url
+from sqlalchemy.exc import ArgumentError
 from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.types import TypeDecorator
+
+from inferscale_memory.errors import ConfigError
 
 
 class Base(DeclarativeBase):
@@ -44,12 +47,27 @@ def open_database(url: str) -> Engine:
 
     Args:
         url: any SQLAlchemy URL.
+
+    Raises:
+        ConfigError: it is none, or its database driver is not installed.
     """
-    parsed = make_url(url)
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:  # the URL may hold a password: it is not shown
+        raise ConfigError(
+            "the database URL cannot be read; give one such as sqlite:////folder/facts.db or "
+            "postgresql+psycopg://user@host/name."
+        ) from error
     options: dict[str, Any] = {"pool_pre_ping": True}
     if parsed.get_backend_name() == "sqlite":
         options = {"connect_args": {"timeout": 30}}
-    engine = create_engine(parsed, **options)
+    try:
+        engine = create_engine(parsed, **options)
+    except (ArgumentError, ImportError) as error:
+        raise ConfigError(
+            f"databases of the kind {parsed.drivername!r} cannot be opened: {error}. Install the driver that "
+            "SQLAlchemy names for it."
+        ) from error
     if parsed.get_backend_name() == "sqlite":
 
         @event.listens_for(engine, "connect")

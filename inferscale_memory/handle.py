@@ -50,7 +50,7 @@ class ExplainedFact:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a handle stands for now, facts in prompt order (the best-ranked last)."""
+    """What a handle stands for now: facts in prompt order (the best-ranked last), and how many were deleted since."""
 
     scope: Scope
     expires_at: datetime

@@ -62,14 +62,16 @@ class MemoryResolver:
         records = [record for handle in handles if (record := self._open(handle, scope)) is not None]
         if not records:
             return None
+        # The epoch before the facts: should one be deleted in between, its blocks bear the old epoch's salt, which
+        # nobody asks for again.
+        salts = self._salts(records)
         found = self._store.get_many({fact_id for record in records for fact_id, _ in record.facts})
         facts, refreshed = _laid_out(records, found)
         count = len(facts) + len(refreshed)
         placed = [self._prompt_fact(fact, count - 1 - at) for at, fact in enumerate([*facts, *refreshed])]
         keys: dict[str, str] = {}
         if not self._policy.positional:
-            refs = self._ledger.lookup([fact.id for fact in facts], self._engine.fingerprint, self._policy.name)
-            keys = {fact_id: ref.key for fact_id, ref in refs.items()}
+            keys = self._keys(facts, placed)
             placed[: len(facts)] = sorted(placed[: len(facts)], key=lambda fact: fact.id not in keys)
         return Resolution(
             tenant=records[0].scope.tenant,
@@ -77,9 +79,18 @@ class MemoryResolver:
             facts=tuple(placed[: len(facts)]),
             refreshed=tuple(placed[len(facts) :]),
             keys=keys,
-            salt=self._salts(records),
+            salt=salts,
             positional=self._policy.positional,
         )
+
+    def _keys(self, facts: Sequence[Fact], placed: Sequence[PromptFact]) -> dict[str, str]:
+        """Chunk of each encoded fact; one of another revision, updated since the text was read, is none."""
+        refs = self._ledger.lookup([fact.id for fact in facts], self._engine.fingerprint, self._policy.name)
+        return {
+            fact.id: ref.key
+            for fact, place in zip(facts, placed, strict=False)  # the refreshed ones follow
+            if (ref := refs.get(fact.id)) and (ref.revision, ref.n_tokens) == (fact.revision, len(place.tokens))
+        }
 
     def missing(self, keys: Sequence[str]) -> None:
         """The engine could not load some of these chunks; they are looked at, and encoded again if need be."""
@@ -137,8 +148,9 @@ class MemoryResolver:
 
 def _laid_out(records: Sequence[HandleRecord], found: dict[str, Fact]) -> tuple[list[Fact], list[Fact]]:
     """Facts to inject and facts to refresh, in prompt order; deleted ones are left out, doubles stand once."""
-    refresh = [fact_id for record in records for fact_id, _ in record.facts[len(record.facts) - record.refresh :]]
-    wanted = dict.fromkeys(fact_id for record in records for fact_id, _ in record.facts)
-    late = set(refresh)
-    facts = [found[fact_id] for fact_id in wanted if fact_id in found and fact_id not in late]
-    return facts, [found[fact_id] for fact_id in wanted if fact_id in found and fact_id in late]
+    late = {fact_id for record in records for fact_id, _ in record.facts[len(record.facts) - record.refresh :]}
+    wanted = {fact_id: record.scope for record in records for fact_id, _ in record.facts}
+    there = [
+        found[fact_id] for fact_id, scope in wanted.items() if fact_id in found and scope.covers(found[fact_id].scope)
+    ]
+    return [fact for fact in there if fact.id not in late], [fact for fact in there if fact.id in late]

@@ -42,9 +42,10 @@ def claim(tx: Session, owner: str) -> list[str]:
     """
     now = datetime.now(UTC)
     leases.renew(tx, owner)
+    claimers = tx.scalars(select(TombstoneRow.claimed_by).where(TombstoneRow.claimed_by.is_not(None)).distinct())
     free = or_(
         TombstoneRow.claimed_by.is_(None),
-        TombstoneRow.claimed_by == owner,
+        TombstoneRow.claimed_by.in_([owner, *(c for c in claimers if c is not None and not leases.process_exists(c))]),
         TombstoneRow.claimed_at < now - leases.LEASE,
     )
     tx.execute(update(TombstoneRow).where(free).values(claimed_by=owner, claimed_at=now))
@@ -56,4 +57,10 @@ def clear(tx: Session, keys: Sequence[str], live: Sequence[str]) -> None:
     for some in batches(keys):
         mine = TombstoneRow.key.in_(some)
         tx.execute(delete(TombstoneRow).where(mine, or_(TombstoneRow.owner.is_(None), TombstoneRow.owner.not_in(live))))
-        tx.execute(update(TombstoneRow).where(mine).values(claimed_by=None, claimed_at=None))
+    unclaim(tx, keys)
+
+
+def unclaim(tx: Session, keys: Sequence[str]) -> None:
+    """Let others delete the files of these tombstones."""
+    for some in batches(keys):
+        tx.execute(update(TombstoneRow).where(TombstoneRow.key.in_(some)).values(claimed_by=None, claimed_at=None))

@@ -129,19 +129,21 @@ class BackgroundEncoder:
     # --- waiting ---
 
     def flush(
-        self, timeout: float | None = None, scope: Scope | None = None, progress: Progress | None = None
-    ) -> FlushReport:
+        self, timeout: float | None = None, scope: Scope | None = None, progress: Progress | None = None, *,
+        given_up: threading.Event | None = None,
+    ) -> FlushReport:  # fmt: skip
         """Wait until every fact of the scope is encoded or parked.
 
         Args:
             timeout: seconds; None waits for ever (while paused, until another thread resumes).
             scope: whose facts; None is everybody's.
             progress: called now and then from this thread.
+            given_up: set by another thread when nobody waits for this call any more.
 
         Raises:
             FlushTimeoutError: facts were left after ``timeout``; they go on being encoded.
             EngineError: the engine died; what waits is encoded after a new start.
-            EncodingError: the encoder is not running.
+            EncodingError: the encoder is not running, or the call was given up.
         """
         if self._policy.positional:
             return FlushReport(0, ())
@@ -152,6 +154,8 @@ class BackgroundEncoder:
         # Until the start has compared ledger and files, a chunk may be called ready whose file is gone.
         while left or (self.running and not self._loop.reconciled):
             self._check_alive(left)
+            if given_up is not None and given_up.is_set():
+                raise EncodingError(f"the flush was given up with {left} facts left; they go on being encoded.")
             self._await_change(left, timeout, deadline)
             began = time.monotonic()
             left = self._unfinished(scope)

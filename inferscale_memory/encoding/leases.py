@@ -38,11 +38,14 @@ def release(tx: Session, owner: str) -> None:
 def live_owners(tx: Session) -> list[str]:
     """Owners whose lease runs and whose process, where it ran on this host, still exists."""
     fresh = select(EncodeLeaseRow.owner).where(EncodeLeaseRow.renewed_at > datetime.now(UTC) - LEASE)
-    return [owner for owner in tx.scalars(fresh) if _process_exists(owner)]
+    return [owner for owner in tx.scalars(fresh) if process_exists(owner)]
 
 
-def _process_exists(owner: str) -> bool:
-    """False only if the owner is known to be dead: without this, a restart would wait for the old lease to end."""
+def process_exists(owner: str) -> bool:
+    """Whether the process of ``owner`` may be alive: False only if it is known to be dead.
+
+    Without this, a restart would wait for the old lease to end.
+    """
     host, pid, _ = owner.rsplit(":", 2)
     if host != socket.gethostname()[:200]:
         return True

@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Engine, delete, or_, select, update
 from sqlalchemy.orm import Session
 
 from inferscale_memory.encoding import _queue, leases
-from inferscale_memory.encoding._burial import bury, claim, clear
+from inferscale_memory.encoding._burial import bury, claim, clear, unclaim
 from inferscale_memory.encoding.policies import ContextItem
 from inferscale_memory.encoding.records import ChunkRecord, ChunkRef, Forgotten, ParkedFact, chunk_owner
 from inferscale_memory.encoding.tables import PENDING, READY, ChunkContextRow, ChunkRow, EncodeFailureRow, TombstoneRow
@@ -208,6 +208,11 @@ class ChunkLedger:
         """Take on the deletion of the files that no other live process has taken on; returns their keys."""
         with self._transactions.write() as tx:
             return claim(tx, self.owner)
+
+    def unclaim_tombstones(self, keys: Sequence[str]) -> None:
+        """Their files could not be deleted by this process."""
+        with self._transactions.write() as tx:
+            unclaim(tx, keys)
 
     def clear_tombstones(self, keys: Sequence[str]) -> None:
         """The files are gone. Keys that a live process may still write stay, for the next purge."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from inferscale_memory import metrics
 from inferscale_memory.encoding.engine import ChunkFiles
 from inferscale_memory.encoding.ledger import ChunkLedger
+from inferscale_memory.errors import StoreError
 
 
 def purge(ledger: ChunkLedger, chunk_store: ChunkFiles) -> int:
@@ -20,10 +21,17 @@ def purge(ledger: ChunkLedger, chunk_store: ChunkFiles) -> int:
     Raises:
         StoreError: a file could not be removed; its tombstone stays.
     """
+    if not ledger.tombstones():  # a read; claiming takes the write lock
+        return 0
     keys = ledger.claim_tombstones()
     if not keys:
         return 0
-    deleted = chunk_store.delete(keys)
+    try:
+        deleted = chunk_store.delete(keys)
+    except StoreError:
+        # Whoever can may try next, without waiting for this process's claim to run out.
+        ledger.unclaim_tombstones(keys)
+        raise
     ledger.clear_tombstones(keys)
     metrics.CHUNKS_PURGED.inc(deleted)
     return deleted

@@ -13,6 +13,7 @@ from inferscale_memory.facts.models import (
     StoredVector,
     Turn,
 )
+from inferscale_memory.facts.rows import check_metadata
 from inferscale_memory.facts.store import FactStore
 
 __all__ = [
@@ -31,5 +32,6 @@ __all__ = [
     "StoredVector",
     "Turn",
     "VerbatimExtractor",
+    "check_metadata",
     "coerce_items",
 ]

@@ -70,6 +70,8 @@ def check_batch(
     """
     if idempotency_key is not None and not (isinstance(idempotency_key, str) and idempotency_key.strip()):
         raise InvalidInputError(f"idempotency_key must be a non-blank string or None, got {idempotency_key!r}.")
+    if idempotency_key is not None:
+        check_text(idempotency_key, what="idempotency_key")
     errors: dict[int, ItemError] = {}
     sound_turns: dict[str, NewTurn] = {}
     for position, turn in enumerate(turns):

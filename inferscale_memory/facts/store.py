@@ -186,8 +186,8 @@ class FactStore(DerivedData):
         Raises:
             InvalidInputError: a limit out of range, or a cursor that no page gave.
         """
-        if not 1 <= limit <= MAX_PAGE:
-            raise InvalidInputError(f"limit must be 1 to {MAX_PAGE}, got {limit}.")
+        if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MAX_PAGE:
+            raise InvalidInputError(f"limit must be 1 to {MAX_PAGE}, got {limit!r}.")
         after = _read_cursor(cursor)
         query = select(FactRow).where(visible(FactRow, scope), FactRow.seq > after).order_by(FactRow.seq)
         with self._read(tx) as session:

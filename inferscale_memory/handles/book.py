@@ -21,6 +21,9 @@ from inferscale_memory.scope import Scope, digest, length_prefixed
 
 DEFAULT_TTL = timedelta(days=1)
 
+_FORGOTTEN: list[str | int] = ["", 0]
+"""Stands in a record where a deleted fact stood, so that a handle can say how many it has lost, not which."""
+
 _VERSION = 1
 _LABEL = "inferscale handle v1"
 _EXPIRY_BYTES, _DIGEST_BYTES, _MAC_BYTES = 5, 32, 16
@@ -53,8 +56,9 @@ class HandleRow(Base):
 class HandleRecord:
     """What a handle stands for.
 
-    ``facts`` are (fact id, revision) in prompt order, without those forgotten since; the revision is the one at
-    minting, and a caller resolves an updated fact to its newest. ``expires_at`` is the end of the opened handle.
+    ``facts`` are (fact id, revision) in prompt order, without the ``forgotten`` ones deleted since; the revision is the
+    one at minting, and a caller resolves an updated fact to its newest. ``refresh`` is how many of the last ``facts``
+    are prefilled as text, never more than there are. ``expires_at`` is the end of the opened handle.
     """
 
     digest: str
@@ -63,6 +67,7 @@ class HandleRecord:
     refresh: int
     created_at: datetime
     expires_at: datetime
+    forgotten: int = 0
 
 
 class HandleBook:
@@ -160,13 +165,21 @@ class HandleBook:
             raise HandleError(_REFUSED, "forged")  # the row was changed to another scope
         if scope is not None and scope != owner:
             raise HandleError(_REFUSED, "foreign")
-        facts = tuple((str(fact_id), int(revision)) for fact_id, revision in row.facts)
-        return HandleRecord(row.digest, owner, facts, row.refresh, row.created_at, expires_at)
+        facts = tuple((str(fact_id), int(revision)) for fact_id, revision in row.facts if fact_id)
+        refresh, forgotten = min(row.refresh, len(facts)), len(row.facts) - len(facts)
+        return HandleRecord(row.digest, owner, facts, refresh, row.created_at, expires_at, forgotten)
 
     def purge_expired(self, now: datetime | None = None) -> int:
         """Remove the records that no living handle names; returns how many."""
-        with _store("written"), Session(self._engine) as session, session.begin():
-            gone = session.execute(delete(HandleRow).where(HandleRow.expires_at <= (now or datetime.now(UTC))))
+        over = HandleRow.expires_at <= (now or datetime.now(UTC))
+        with _store("written"), Session(self._engine) as session:
+            # A look first: it needs no write lock, and as a rule there is nothing to remove.
+            found = session.scalar(select(HandleRow.digest).where(over).limit(1))
+            session.commit()
+            if found is None:
+                return 0
+            gone = session.execute(delete(HandleRow).where(over))
+            session.commit()
             return _rows(gone)
 
     def forget_facts(self, ids: Collection[str], tx: Session | None = None, *, scope: Scope | None = None) -> int:
@@ -187,9 +200,8 @@ class HandleBook:
         query = select(HandleRow) if scope is None else select(HandleRow).where(HandleRow.principal == scope.principal)
         changed = 0
         for row in tx.scalars(query.execution_options(yield_per=500)):
-            kept = [fact for fact in row.facts if fact[0] not in wanted]
-            if len(kept) != len(row.facts):
-                row.facts = kept
+            if any(fact_id in wanted for fact_id, _ in row.facts):
+                row.facts = [_FORGOTTEN if fact[0] in wanted else fact for fact in row.facts]
                 changed += 1
         return changed
 

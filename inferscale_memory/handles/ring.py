@@ -7,7 +7,8 @@ import os
 import secrets
 import stat
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -96,7 +97,7 @@ class SecretRing:
             if self._path is None:
                 self._entries = _rotated(self._entries, fresh, now, grace)
                 return
-            with _file_lock(self._path):
+            with _locked(self._path):
                 self._refresh(locked=True)
                 _write(self._path, _rotated(self._entries, fresh, now, grace), replace=True)
             self._refresh()
@@ -126,11 +127,13 @@ class SecretRing:
         if locked:
             _write(self._path, fresh, replace=False)
             return
-        with _file_lock(self._path):
+        with _locked(self._path):
             _write(self._path, fresh, replace=False)
 
 
-def _checked(secret: bytes, source: str) -> bytes:
+def _checked(secret: object, source: str) -> bytes:
+    if not isinstance(secret, bytes):
+        raise ConfigError(f"{source} is a {type(secret).__name__}, bytes are needed; such as text.encode().")
     if len(secret) < MIN_SECRET_BYTES:
         raise ConfigError(
             f"{source} has {len(secret)} bytes, at least {MIN_SECRET_BYTES} are needed. "
@@ -145,7 +148,8 @@ def _rotated(entries: tuple[_Entry, ...], fresh: _Entry, now: datetime, grace: t
     return (fresh, *(entry for entry in previous if entry.until is not None and entry.until > now))
 
 
-def _file_lock(path: Path) -> FileLock:
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = FileLock(path.with_name(path.name + ".lock"), timeout=30, mode=0o600)
@@ -155,7 +159,10 @@ def _file_lock(path: Path) -> FileLock:
             f"the folder {path.parent} cannot hold the secret file: {error}. "
             f"Make it writable, or set the secret by the environment variable {SECRET_VARIABLE}."
         ) from error
-    return lock
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _read(path: Path) -> tuple[_Entry, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from threading import RLock
@@ -19,6 +20,8 @@ from inferscale_memory.scope import Scope
 if TYPE_CHECKING:
     from inferscale_memory.facts.models import Fact
     from inferscale_memory.facts.store import FactStore
+
+_log = logging.getLogger(__name__)
 
 CHANGE_PAGE = 256
 """Changes that ``sync`` takes from the store at a time; the index is up to date after each page."""
@@ -176,7 +179,10 @@ class IndexKeeper:
         done = [fact for fact in missing if fact.id in vectors]
         if done:
             rows = [(fact.id, fact.revision, vectors[fact.id].astype("<f4").tobytes()) for fact in done]
-            self._store.put_vectors(self._embedder.id, rows)
+            try:
+                self._store.put_vectors(self._embedder.id, rows)
+            except StoreError as error:  # full or read-only: search goes on, and the next process embeds them again
+                _log.warning("the vectors of %d facts could not be kept: %s", len(rows), error)
         self._apply(wanted, vectors, failed)
 
     def _apply(self, facts: Iterable[Fact], vectors: dict[str, np.ndarray], failed: dict[str, EmbeddingError]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -108,8 +109,8 @@ class Retriever:
             EmbeddingError: the embedder failed on the query; nothing was searched.
         """
         k = check_k(k)
-        if threshold is not None and not -1.0 <= threshold <= 1.0:
-            raise InvalidInputError(f"threshold is {threshold}, want a cosine in [-1, 1], or None.")
+        if threshold is not None and not (isinstance(threshold, Real) and -1.0 <= threshold <= 1.0):
+            raise InvalidInputError(f"threshold is {threshold!r}, want a cosine in [-1, 1], or None.")
         vector = self._embed_query(query)
         if fresh:
             self.sync()

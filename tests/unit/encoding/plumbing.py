@@ -59,19 +59,19 @@ class WritingEngine:
             refusal = self.before(text)
             if isinstance(refusal, str):
                 return CaptureResult(frozenset(), {span.key: refusal})
-            self.chunks.put(make_chunk(span, token_ids))
+            self.chunks.put(make_chunk(span, token_ids, self.fingerprint))
             self.after(text)
             return CaptureResult(frozenset({span.key}), {})
         finally:
             self.at_once -= 1
 
 
-def make_chunk(span: CaptureSpan, token_ids: Sequence[int]) -> Chunk:
+def make_chunk(span: CaptureSpan, token_ids: Sequence[int], fingerprint: str = MODEL) -> Chunk:
     states = torch.zeros(1, span.end - span.start, 1, 2)
     return Chunk(
         key=span.key,
         token_ids=tuple(token_ids[span.start : span.end]),
-        fingerprint=MODEL,
+        fingerprint=fingerprint,
         context_digest=context_digest(token_ids[: span.start]),
         layer_names=("layer",),
         keys=states,

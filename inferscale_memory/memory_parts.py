@@ -1,0 +1,257 @@
+"""Opening and closing a memory: settings, database, chunk folder, secret, embedder, engine."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from sqlalchemy import Engine
+from sqlalchemy.engine import make_url
+
+from inferscale_memory import metrics
+from inferscale_memory.config import Settings, load_settings, unknown_variables
+from inferscale_memory.db import open_database
+from inferscale_memory.encoding.encoder import BackgroundEncoder
+from inferscale_memory.encoding.ledger import ChunkLedger
+from inferscale_memory.encoding.policies import ContextPolicy, parse_policy
+from inferscale_memory.encoding.purge import purge
+from inferscale_memory.errors import ConfigError, StoreError
+from inferscale_memory.facts import FactExtractor, FactStore
+from inferscale_memory.handles import SECRET_VARIABLE, HandleBook, SecretRing
+from inferscale_memory.kv.store import ChunkStore
+from inferscale_memory.migrations import upgrade
+from inferscale_memory.models import resolve_model
+from inferscale_memory.resolver import EngineSide, MemoryResolver
+from inferscale_memory.retrieval import (
+    CallableEmbedder,
+    Embedder,
+    Retriever,
+    SentenceTransformerEmbedder,
+    VectorIndex,
+    open_index,
+)
+from inferscale_memory.retrieval.factory import INDEX_KINDS
+from inferscale_memory.scope import Scope
+
+if TYPE_CHECKING:
+    from inferscale_memory.serving.engine import LocalEngine
+
+logger = logging.getLogger(__name__)
+
+SCOPE_IDS = frozenset({"user_id", "agent_id", "session_id", "tenant_id"})
+_told: set[str] = set()  # variables that were warned about in this process
+
+
+class MemoryParts:
+    """What a memory is made of. The arguments are those of ``Memory``."""
+
+    def __init__(
+        self,
+        engine: LocalEngine | None = None,
+        *,
+        home: str | Path | None = None,
+        database_url: str | None = None,
+        embedder: Embedder | Callable[[Sequence[str]], Any] | str | None = None,
+        index: VectorIndex | str | None = None,
+        policy: str | ContextPolicy | None = None,
+        secret: bytes | None = None,
+        extractor: FactExtractor | None = None,
+        encode: bool = True,
+    ) -> None:
+        if home is None and engine is not None:
+            home = engine.settings.home
+        self.settings: Settings = load_settings(home, database_url=database_url)
+        _warn_of_unknown_variables()
+        if engine is not None:
+            _check_same_folder(engine.settings.kv_folder, self.settings.kv_folder)
+        _check_embedder(embedder)
+        _check_index(index or self.settings.index)
+        self.policy = parse_policy(policy or self.settings.policy)
+        self._extractor, self._embedder, self._index = extractor, embedder, index
+        self._retriever: Retriever | None = None
+        self._opening = threading.Lock()
+        self._scores: OrderedDict[str, dict[str, float]] = OrderedDict()
+        self._scores_lock = threading.Lock()
+        self._closed = False
+        self.engine: LocalEngine | None = None
+        self.encoder: BackgroundEncoder | None = None
+        self._resolver: MemoryResolver | None = None
+        self._database = _open(self.settings)
+        try:
+            upgrade(self._database)
+            self.store = FactStore(self._database)
+            self.ledger = ChunkLedger(self._database)
+            self.chunks = ChunkStore(self.settings.kv_folder, world=1 if engine is None else engine.world)
+            self._secrets = _secrets(secret, self.settings)
+            self.handles = HandleBook(self._database, self._secrets, ttl=timedelta(seconds=self.settings.handle_ttl))
+            self._tidy()
+            if engine is not None:
+                self._bind(engine, encode)
+        except BaseException:
+            self.close()
+            raise
+
+    def _tidy(self) -> None:
+        """Finish what a crash, a full disk or a reader in the way left undone."""
+        for work in (self.store.scrub, self.handles.purge_expired, lambda: purge(self.ledger, self.chunks)):
+            try:
+                work()
+            except StoreError as error:
+                logger.warning("left undone until the next opening: %s", error)
+
+    def _bind(self, engine: LocalEngine, encode: bool) -> None:
+        self.engine = engine
+        side = EngineSide(engine.fingerprint, engine.prompt)
+        self._resolver = MemoryResolver(
+            self.store, self.ledger, self.handles, self._secrets, self.policy, side, self._look_for
+        )
+        engine.bind(self._resolver)
+        if encode and engine.unsupported is None:
+            self.encoder = BackgroundEncoder(
+                self.store, self.ledger, self.chunks, engine, self.policy, self._resolver.encode_salt
+            )
+            self.encoder.start()
+
+    @property
+    def retriever(self) -> Retriever:
+        """Embedder and index, opened on first use: loading an embedding model takes seconds."""
+        with self._opening:
+            if self._retriever is None:
+                self._retriever = Retriever(
+                    self.store, self._open_embedder(), self._open_index(), near_duplicate=self.settings.near_duplicate
+                )
+            return self._retriever
+
+    def _open_embedder(self) -> Embedder:
+        given = self._embedder
+        if given is None or isinstance(given, str):
+            return SentenceTransformerEmbedder(resolve_model(given or self.settings.embedder, home=self.settings.home))
+        if _is_embedder(given):
+            return cast(Embedder, given)
+        return CallableEmbedder(cast(Callable[[list[str]], Any], given))
+
+    def _open_index(self) -> VectorIndex:
+        given = self._index or self.settings.index
+        return open_index(given) if isinstance(given, str) else given
+
+    def _owner(self, ids: Mapping[str, Any]) -> Scope:
+        """The scope that a call names by keywords.
+
+        Raises:
+            TypeError: a keyword is none of them.
+            ScopeError: no owner, or a malformed id.
+            StoreError: the memory is closed.
+        """
+        self._check_open()
+        if unknown := set(ids) - SCOPE_IDS:
+            raise TypeError(
+                f"unexpected keyword {', '.join(sorted(unknown))}; scopes are user_id, agent_id, session_id, tenant_id."
+            )
+        return Scope.of(**{name: value for name, value in ids.items() if value is not None or name == "tenant_id"})
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreError("this memory is closed; what it holds is safe. Open it again with Memory(...).")
+
+    def _notify(self) -> None:
+        if self.encoder is not None:
+            self.encoder.notify()
+
+    def _look_for(self, keys: Sequence[str]) -> None:
+        """Verify chunks that the engine could not load; those that are gone or damaged are encoded again."""
+        if self.engine is None or self._closed:
+            return
+        bad = [key for key in keys if self.chunks.find(key, self.engine.fingerprint) is None]
+        if bad:
+            metrics.CHUNKS_LOST.inc(len(bad))
+            logger.warning("%d chunks are gone or damaged and will be encoded again.", len(bad))
+            self.ledger.lost(bad)
+            purge(self.ledger, self.chunks)
+            self._notify()
+
+    def close(self) -> None:
+        """Finish the encodings in flight and let the engine go; what waits is found again by the next memory.
+
+        May be called twice. Every other call raises ``StoreError`` from then on; the engine is the caller's to close.
+        """
+        with self._opening:
+            if self._closed:
+                return
+            self._closed = True
+        if self.encoder is not None:
+            self.encoder.stop()
+        if self.engine is not None and self._resolver is not None and self.engine.resolver is self._resolver:
+            self.engine.bind(None)
+        self._database.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _open(settings: Settings) -> Engine:
+    """Make the memory's folder and open its database."""
+    try:
+        settings.memory_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"the memory's folder {settings.memory_folder} cannot be made: {error.strerror or error}. "
+            "Give home= (or INFERSCALE_HOME) a folder that can be written."
+        ) from error
+    database = open_database(settings.database)
+    if database.dialect.name == "sqlite" and make_url(settings.database).database in (None, "", ":memory:"):
+        raise ConfigError(
+            "a SQLite database in memory is a different one in every thread. Leave database_url out and give home= a "
+            "temporary folder."
+        )
+    return database
+
+
+def _secrets(given: bytes | None, settings: Settings) -> SecretRing:
+    if given is not None:
+        return SecretRing(given)
+    named = {} if settings.secret is None else {SECRET_VARIABLE: settings.secret.get_secret_value()}
+    return SecretRing.load(settings.memory_folder, named)
+
+
+def _check_same_folder(engine: Path, memory: Path) -> None:
+    """The engine's workers write chunks where the memory looks for them, through symbolic links or not."""
+    if engine.resolve() != memory.resolve():
+        raise ConfigError(
+            f"the engine keeps its KV in {engine}, this memory in {memory}: give both the same home, or leave the "
+            "memory's out."
+        )
+
+
+def _check_embedder(given: object) -> None:
+    if not (given is None or isinstance(given, str) or _is_embedder(given) or callable(given)):
+        raise ConfigError(
+            f"embedder is a {type(given).__name__}; give a function from texts to vectors, an object with embed(), or "
+            "the name of a model."
+        )
+
+
+def _check_index(given: object) -> None:
+    """Refuse a name that no index has now, not at the first question."""
+    if isinstance(given, str) and given not in INDEX_KINDS:
+        raise ConfigError(f"no vector index is called {given!r}; want one of {', '.join(INDEX_KINDS)}.")
+
+
+def _is_embedder(given: object) -> bool:
+    # Not isinstance: that reads id and dim, for which an embedder may have to load its model.
+    return callable(getattr(given, "embed", None))
+
+
+def _warn_of_unknown_variables() -> None:
+    """A misspelt INFERSCALE_SECRET would be replaced by a fresh secret without a word."""
+    for name, meant in unknown_variables().items():
+        if name not in _told:
+            _told.add(name)
+            logger.warning("%s is not a setting and is ignored%s.", name, f"; was {meant} meant?" if meant else "")
