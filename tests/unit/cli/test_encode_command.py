@@ -73,6 +73,32 @@ def test_encode_keeps_turns_as_context_of_the_facts_that_name_them(
     assert [turn.text for turn in memory.store.preceding_turns(fact, 5)] == ["Hi!"]
 
 
+@pytest.mark.parametrize(("options", "context"), [((), ["Ann has a cat."]), (("--by-session",), [])])
+def test_what_was_said_in_one_session_of_a_conversation_is_context_of_the_next_unless_asked_not_to(
+    json_of: JsonOf,
+    memory: FakeMemory,
+    engine: FakeEngine,
+    tmp_path: Path,
+    options: tuple[str, ...],
+    context: list[str],
+) -> None:
+    document = {
+        "session_1": [{"speaker": "Ann", "dia_id": "D1:1", "text": "A cat!"}],
+        "session_1_date_time": "1:56 pm on 8 May, 2023",
+        "session_1_observation": {"Ann": [["Ann has a cat.", "D1:1"]]},
+        "session_2": [{"speaker": "Ann", "dia_id": "D2:1", "text": "It is called Tom."}],
+        "session_2_date_time": "1:56 pm on 9 May, 2023",
+        "session_2_observation": {"Ann": [["Ann's cat is called Tom.", "D2:1"]]},
+    }
+    file = tmp_path / "talk.json"
+    file.write_text(json.dumps(document))
+    json_of("encode", "--from", str(file), "--user", "alice", *options)
+    tom = stored(memory, "alice")[-1]
+    assert (tom.text, tom.metadata) == ("Ann's cat is called Tom.", {"session": 2})
+    assert [fact.text for fact in memory.store.preceding_facts(tom, 5)] == context
+    assert len(memory.store.preceding_turns(tom, 5)) == len(context)
+
+
 def test_encode_refuses_a_file_without_an_owner(
     run: Run, memory: FakeMemory, engine: FakeEngine, tmp_path: Path
 ) -> None:

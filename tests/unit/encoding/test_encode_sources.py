@@ -190,11 +190,11 @@ CONVERSATION = {
 
 def test_locomo_gives_each_sessions_turns_then_its_observations_with_their_evidence(write):
     source = read_source(write(CONVERSATION))
-    assert [(i.kind, i.speaker, i.text, i.turn_ids, i.scope["session_id"]) for i in source] == [
-        ("turn", "Ann", "I went hiking", ("D1:1",), "session_1"),
-        ("fact", "Ann", "Ann hikes.", ("D1:1", "D1:2"), "session_1"),
-        ("fact", "Ann", "Ann walks.", ("D1:1", "D1:2"), "session_1"),
-        ("turn", "Ben", "Hi", ("D10:1",), "session_10"),
+    assert [(i.kind, i.speaker, i.text, i.turn_ids, i.metadata) for i in source] == [
+        ("turn", "Ann", "I went hiking", ("D1:1",), {}),
+        ("fact", "Ann", "Ann hikes.", ("D1:1", "D1:2"), {"session": 1}),
+        ("fact", "Ann", "Ann walks.", ("D1:1", "D1:2"), {"session": 1}),
+        ("turn", "Ben", "Hi", ("D10:1",), {}),
     ]
     assert [error.reason for error in source.errors] == [
         "session 1: turn D1:2: the text is blank",
@@ -202,6 +202,18 @@ def test_locomo_gives_each_sessions_turns_then_its_observations_with_their_evide
         "session 2: its turns are not a list",
         "session 10: no readable 'date_time'; its items have no time",
     ]
+
+
+def test_a_locomo_conversation_is_one_memory_unless_its_sessions_are_to_be_kept_apart(write):
+    path = write(CONVERSATION)
+    assert [item.scope for item in read_source(path)] == [{}] * 4
+    apart = [item.scope["session_id"] for item in read_source(path, by_session=True)]
+    assert apart == ["session_1"] * 3 + ["session_10"]
+    path = write([{"sample_id": name, "conversation": CONVERSATION} for name in ("a", "b")])
+    assert [item.scope["session_id"] for item in read_source(path)] == ["a", "a", "b", "b"]
+    assert {item.scope["session_id"] for item in read_source(path, by_session=True)} == {
+        "a/session_1", "a/session_10", "b/session_1", "b/session_10",
+    }  # fmt: skip
 
 
 def test_locomo_conversations_of_one_file_do_not_share_turn_ids(write):
