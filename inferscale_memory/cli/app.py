@@ -75,6 +75,10 @@ def root(
     # The engine writes progress to stdout by default, where only results belong.
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if debug else "ERROR")
+    if not debug:
+        # Remarks of PyTorch to its own developers; they reach the engine's processes only through the environment.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
 
 
 app.command("demo", epilog=demo.EXAMPLE)(demo.demo)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import platform
 import sqlite3
-import tempfile
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from inferscale_memory import models
 from inferscale_memory.cli.session import open_engine, open_memory
 from inferscale_memory.config import Settings, unknown_variables
+from inferscale_memory.throwaway import throwaway_home
 
 State = Literal["ok", "warn", "fail"]
 
@@ -116,12 +115,8 @@ def demo_models(settings: Settings) -> list[Check]:
 def round_trip(model: str, settings: Settings, options: Mapping[str, Any]) -> list[Check]:
     """Start the engine on an empty memory of its own; save, encode, recall, answer."""
     found: list[Check] = []
-    # The fetched models are shared; only the memory is a throw-away one.
-    before = os.environ.get("INFERSCALE_MODELS_DIR")
-    os.environ["INFERSCALE_MODELS_DIR"] = str(settings.models_folder)
     try:
-        with tempfile.TemporaryDirectory(prefix="inferscale-doctor-") as folder:
-            home = Path(folder)
+        with throwaway_home(settings.home, label="doctor") as home:
             with open_engine(model, home, options) as engine, open_memory(home, engine) as memory:
                 report = engine.report
                 # The report tells the tap and its measured error, or why the model is served by plain prefill.
@@ -136,11 +131,6 @@ def round_trip(model: str, settings: Settings, options: Mapping[str, Any]) -> li
             found.append(Check("round trip", "ok" if whole else "fail", _because(told, kv.get("fallback_reason"))))
     except Exception as error:  # whatever breaks the round trip is what the user wants to see
         found.append(Check("round trip", "fail", _reason(error)))
-    finally:
-        if before is None:
-            del os.environ["INFERSCALE_MODELS_DIR"]
-        else:
-            os.environ["INFERSCALE_MODELS_DIR"] = before
     return found
 
 

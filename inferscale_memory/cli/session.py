@@ -50,12 +50,17 @@ def open_engine(
     from inferscale_memory.serving.engine import LocalEngine
 
     with status(f"starting the engine with {name}"):
-        engine = LocalEngine(name, home=home, **(options or {}))
+        # The spinner is enough; a bar of each shard would stand between.
+        engine = LocalEngine(name, home=home, **{"use_tqdm_on_load": False, **(options or {})})
     with engine:
         yield engine
 
 
 def stay_offline(*models: str) -> None:
-    """Keep the hub client off the network if none of the models comes from a hub: it hangs where there is none."""
+    """Keep the hub client off the network if none of the models comes from a hub: it hangs where there is none.
+
+    Nor shall it draw bars then: all that they would show is a local file being read.
+    """
     if all(find(name) is not None or Path(name).expanduser().is_dir() for name in models):
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

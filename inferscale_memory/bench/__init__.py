@@ -1,0 +1,1 @@
+"""Measurements of this machine, behind ``inferscale bench``: speed (``ttft``) and exactness (``exactness``)."""

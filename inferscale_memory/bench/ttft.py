@@ -1,0 +1,218 @@
+"""``inferscale bench ttft``: how long until the first token, by how the facts get into the cache."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from inferscale_memory.bench.common import (
+    USER,
+    Bench,
+    describe,
+    fresh_salt,
+    open_bench,
+    progress,
+    quartiles,
+    show,
+    table,
+    write_json,
+)
+from inferscale_memory.bench.plots import check_plot, plot_ttft
+from inferscale_memory.errors import EngineError, InvalidInputError
+from inferscale_memory.scope import Scope
+from inferscale_memory.serving.resolve import Plan
+
+QUESTION = "Who of my friends and family lives near the sea, and since when?"
+POLICY = "preceding:5:fact"
+PROMPT_ROOM = 256
+"""Tokens beside the facts: system prompt, header, question, answer."""
+SERIES = ("prefill", "inject", "prefix_hit", "query_to_first_token")
+COLUMNS = {
+    "k": "facts",
+    "prompt_tokens": "tokens",
+    "prefill_ms": "prefill",
+    "inject_ms": "inject",
+    "prefix_hit_ms": "prefix hit",
+    "load_ms": "load",
+    "query_to_first_token_ms": "query to token",
+    "prefill_over_inject": "prefill/inject",
+    "inject_over_prefix_hit": "inject/hit",
+}
+
+
+@dataclass
+class Case:
+    """One prompt of ``k`` facts, and the seconds its first token took in each series."""
+
+    k: int
+    plan: Plan
+    messages: list[dict[str, str]]
+    injectable: int
+    hit: int
+    warm_salt: str = field(default_factory=fresh_salt)
+    seconds: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in SERIES})
+
+
+def run(
+    *,
+    k: Sequence[int] = (0, 5, 10, 25, 50, 100),
+    fact_tokens: int = 25,
+    repeat: int = 9,
+    model: str = "demo",
+    json: Path | None = None,
+    plot: Path | None = None,
+    home: Path | None = None,
+) -> dict[str, Any]:
+    """Measure, print a table, write the files.
+
+    Everything is measured in one run in shuffled order, after a warm-up. Each injection is cold for the native prefix
+    cache, and a measurement whose tokens did not come from where they should is an error, not a number.
+
+    - ``prefill_ms``: the whole prompt is computed.
+    - ``inject_ms``: the same token ids, preamble and facts injected.
+    - ``prefix_hit_ms``: the same token ids, all full blocks of the prompt in vLLM's own prefix cache. What is left of
+      the last block is computed, so the ceiling is a little low where blocks are large (128 tokens on a CPU).
+    - ``load_ms``: ``inject_ms - prefix_hit_ms``. Below 0 where the hit had to compute more of the prompt.
+    - ``query_to_first_token_ms``: from the question as text: embedding, search, handle, assembly, injection.
+
+    Args:
+        k: numbers of facts.
+        fact_tokens: length of each fact in tokens.
+        repeat: measurements per number and series.
+        model: a demo model, a folder or a hub id.
+        json: file for the result.
+        plot: file for the plot; its suffix is the format.
+        home: whose fetched models to use.
+
+    Returns:
+        ``{"model", "engine", "rows": [...]}``, times in milliseconds: medians, and quartiles under ``"spread"``.
+
+    Raises:
+        InvalidInputError: there are no such facts, or the plot's format is unknown.
+        MissingExtraError: the plot needs matplotlib.
+        UnsupportedModelError: the model cannot be injected.
+        EngineError: a prompt was not served the way that was to be measured.
+    """
+    counts = sorted(set(k))
+    if not counts or counts[0] < 0 or repeat < 1 or fact_tokens < 1:
+        raise InvalidInputError(f"k={list(k)}, repeat={repeat}, fact_tokens={fact_tokens}: nothing to measure.")
+    check_plot(plot)
+    length = -(-(counts[-1] * fact_tokens + PROMPT_ROOM) // 128) * 128
+    with open_bench(model, home, policy=POLICY, max_model_len=length) as bench:
+        rows = measure(bench, counts, fact_tokens, repeat)
+        result: dict[str, Any] = {"model": model, "engine": describe(bench.engine), "rows": rows}
+    title = f"Time to the first token of {model} in ms, medians of {repeat}, facts of {fact_tokens} tokens:"
+    show(title, table(COLUMNS, rows))
+    write_json(json, result)
+    if plot is not None:
+        plot_ttft(result, plot)
+    return result
+
+
+def measure(bench: Bench, counts: Sequence[int], fact_tokens: int, repeat: int) -> list[dict[str, Any]]:
+    """The rows of :func:`run`, on an engine that runs and a memory that is empty."""
+    bench.remember(max(counts), fact_tokens)
+    cases = [_case(bench, count) for count in counts]
+    _measure(bench, cases, repeat)
+    return [row(case, repeat) for case in cases]
+
+
+def row(case: Case, repeat: int) -> dict[str, Any]:
+    """The measurements of one number of facts."""
+    found: dict[str, Any] = {
+        "k": case.k,
+        "prompt_tokens": len(case.plan.token_ids),
+        "injected_tokens": case.injectable,
+        "prefix_hit_tokens": case.hit,
+        "repeat": repeat,
+    }
+    spread = {}
+    for name in SERIES:
+        low, middle, high = (round(1e3 * value, 3) for value in quartiles(case.seconds[name]))
+        found[f"{name}_ms"] = middle
+        spread[f"{name}_ms"] = [low, high]
+    found["load_ms"] = round(found["inject_ms"] - found["prefix_hit_ms"], 3)
+    found["prefill_over_inject"] = round(found["prefill_ms"] / found["inject_ms"], 2)
+    found["inject_over_prefix_hit"] = round(found["inject_ms"] / found["prefix_hit_ms"], 2)
+    return {**found, "spread": spread}
+
+
+def _case(bench: Bench, k: int) -> Case:
+    engine = bench.engine
+    messages = bench.messages(QUESTION, k)
+    if k:
+        plan = engine.plan(messages, max_tokens=1, user_id=USER)
+        if plan.reason or plan.dropped or not plan.inject:
+            raise EngineError(f"the prompt of {k} facts is not injected whole: {plan.reason or plan.dropped}.")
+    else:
+        bare = engine.prompt.assemble(messages, (), max_tokens_room=1, max_model_len=engine.max_model_len)
+        plan = Plan(token_ids=bare.token_ids)
+    injectable = plan.inject[-1].end if plan.inject else 0
+    # vLLM computes at least one token, and shares whole blocks only.
+    hit = (len(plan.token_ids) - 1) // engine.block_size * engine.block_size
+    return Case(k, plan, messages, injectable, hit)
+
+
+def _measure(bench: Bench, cases: Sequence[Case], repeat: int) -> None:
+    steps: dict[str, Callable[[Bench, Case], float]] = {
+        "prefill": _prefill,
+        "inject": _inject,
+        "prefix_hit": _prefix_hit,
+        "query_to_first_token": _query,
+    }
+    jobs = [(case, name) for case in cases for name in SERIES]
+    order = random.Random(0)
+    total = len(jobs) * (repeat + 1)
+    with progress("measuring") as bar:
+        for done, (case, name) in enumerate(jobs):
+            steps[name](bench, case)
+            bar(done + 1, total)
+        measured = jobs * repeat
+        order.shuffle(measured)
+        for done, (case, name) in enumerate(measured, start=len(jobs)):
+            case.seconds[name].append(steps[name](bench, case))
+            bar(done + 1, total)
+
+
+def _prefill(bench: Bench, case: Case) -> float:
+    return _timed(bench, case, inject=False, salt=fresh_salt(), injected=0, hit=0)
+
+
+def _inject(bench: Bench, case: Case) -> float:
+    return _timed(bench, case, inject=True, salt=fresh_salt(), injected=case.injectable, hit=0)
+
+
+def _prefix_hit(bench: Bench, case: Case) -> float:
+    # First unmeasured, so that its plainly prefilled blocks are there whatever was evicted since the last time.
+    bench.engine.generate(case.plan, inject=False, salt=case.warm_salt)
+    return _timed(bench, case, inject=False, salt=case.warm_salt, injected=0, hit=case.hit)
+
+
+def _timed(bench: Bench, case: Case, *, inject: bool, salt: str, injected: int, hit: int) -> float:
+    start = time.perf_counter()
+    output = bench.engine.generate(case.plan, inject=inject, salt=salt, detokenize=False)
+    taken = time.perf_counter() - start
+    kv = bench.engine.accounting(output)
+    if (kv.injected, kv.local_hit) != (injected, hit):
+        wanted = f"{injected} injected and {hit} from the prefix cache"
+        raise EngineError(f"a prompt of {case.k} facts had {kv.as_dict()}, wanted {wanted}.")
+    return taken
+
+
+def _query(bench: Bench, case: Case) -> float:
+    """The whole way from the question as text, one output token."""
+    # A new epoch is a new salt: nothing of the last question is in the native cache.
+    bench.memory.store.raise_epoch(Scope.of(user_id=USER))
+    scope = {"user_id": USER} if case.k else {}
+    start = time.perf_counter()
+    messages = bench.messages(QUESTION, case.k)
+    reply = bench.engine.chat(messages, max_tokens=1, temperature=0.0, **scope)
+    taken = time.perf_counter() - start
+    kv = reply["kv"]
+    if kv["injected"] != case.injectable:
+        raise EngineError(f"a question with {case.k} facts had {kv}, wanted {case.injectable} tokens injected.")
+    return taken

@@ -1,0 +1,85 @@
+"""The benchmarks measure what they say, or fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from inferscale_memory import LocalEngine, Memory
+from inferscale_memory.bench import exactness, ttft
+from inferscale_memory.bench.common import Bench, conversation, describe, fresh_salt
+from inferscale_memory.errors import EngineError
+
+
+@pytest.fixture
+def bench(engine: LocalEngine, memory_for: Callable[..., Memory]) -> Bench:
+    return Bench(engine, memory_for("preceding:2:fact"))
+
+
+@pytest.fixture
+def exact_bench(engine: LocalEngine, memory_for: Callable[..., Memory]) -> Bench:
+    return Bench(engine, memory_for("prefix"))
+
+
+def test_ttft_measures_prompts_of_every_number_of_facts(bench: Bench) -> None:
+    none, few, more = ttft.measure(bench, [0, 3, 9], fact_tokens=20, repeat=2)
+    assert none["injected_tokens"] == 0
+    # The same preamble stands before the facts, so every further fact is 20 tokens of prompt and of injection.
+    assert more["prompt_tokens"] - few["prompt_tokens"] == 120
+    assert more["injected_tokens"] - few["injected_tokens"] == 120
+    for row in (none, few, more):
+        assert (
+            row["prefix_hit_tokens"] == (row["prompt_tokens"] - 1) // bench.engine.block_size * bench.engine.block_size
+        )
+        assert min(row["prefill_ms"], row["inject_ms"], row["prefix_hit_ms"], row["query_to_first_token_ms"]) > 0
+
+
+def test_ttft_takes_no_time_of_a_prompt_that_was_not_injected(bench: Bench) -> None:
+    bench.remember(3, 20)
+    case = ttft._case(bench, 3)
+    with pytest.raises(EngineError, match=r"a prompt of 3 facts had .*'injected': 0.* wanted \d+ injected"):
+        ttft._inject(bench, replace(case, plan=replace(case.plan, inject=[])))
+
+
+def test_ttft_takes_no_time_of_a_prefix_hit_that_hit_too_little(bench: Bench) -> None:
+    bench.remember(6, 25)
+    case = ttft._case(bench, 6)
+    assert case.hit > 0
+    with pytest.raises(EngineError, match=f"wanted 0 injected and {case.hit} from the prefix cache"):
+        ttft._timed(bench, case, inject=False, salt=fresh_salt(), injected=0, hit=case.hit)
+
+
+def test_exactness_finds_no_difference_below_a_thousand_tokens(exact_bench: Bench) -> None:
+    one, five = exactness.measure(exact_bench, [1, 5])
+    assert (one["max_abs_dlogprob"], five["max_abs_dlogprob"]) == (0.0, 0.0)
+    assert (one["top1_agree"], five["top1_agree"]) == (1.0, 1.0)
+    assert (one["k"], five["k"], five["prompt_tokens"] - one["prompt_tokens"]) == (1, 5, 100)
+
+
+def test_exactness_would_show_facts_that_have_not_seen_each_other(
+    engine: LocalEngine, memory_for: Callable[..., Memory]
+) -> None:
+    bench = Bench(engine, memory_for("none"))
+    bench.remember(5, 25)
+    found = exactness.compare(engine, bench.messages("What do you know about the guitar?", 5))
+    assert found.distance > 0.01
+
+
+def test_exactness_compares_nothing_where_nothing_is_injected(exact_bench: Bench) -> None:
+    with pytest.raises(EngineError, match="the prompt is not injected whole"):
+        exactness.compare(exact_bench.engine, conversation("Who?"))
+
+
+def test_a_bench_that_recalls_fewer_facts_than_wanted_stops(bench: Bench) -> None:
+    bench.remember(2, 20)
+    with pytest.raises(EngineError, match="2 facts were recalled, wanted 3"):
+        bench.messages("Who?", 3)
+
+
+def test_the_engine_is_described_in_one_line(engine: LocalEngine) -> None:
+    line = describe(engine)
+    assert line.startswith("vLLM ")
+    assert f"blocks of {engine.block_size} tokens" in line
+    assert "\n" not in line
