@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,6 +14,10 @@ from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.types import TypeDecorator
 
 from inferscale_memory.errors import ConfigError
+
+
+BUSY_SECONDS = 30.0
+"""How long a process waits for another one's lock on a SQLite file."""
 
 
 class Base(DeclarativeBase):
@@ -60,7 +66,7 @@ def open_database(url: str) -> Engine:
         ) from error
     options: dict[str, Any] = {"pool_pre_ping": True}
     if parsed.get_backend_name() == "sqlite":
-        options = {"connect_args": {"timeout": 30}}
+        options = {"connect_args": {"timeout": BUSY_SECONDS}}
     try:
         engine = create_engine(parsed, **options)
     except (ArgumentError, ImportError) as error:
@@ -73,8 +79,22 @@ def open_database(url: str) -> Engine:
         @event.listens_for(engine, "connect")
         def _pragmas(connection: Any, _: Any) -> None:
             cursor = connection.cursor()
-            for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "secure_delete=ON"):
+            _use_wal(cursor)
+            for pragma in ("synchronous=FULL", "foreign_keys=ON", "secure_delete=ON"):
                 cursor.execute(f"PRAGMA {pragma}")
             cursor.close()
 
     return engine
+
+
+def _use_wal(cursor: Any) -> None:
+    """Turn on the write-ahead log, waiting for another process that is just making the file: SQLite itself does not."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)

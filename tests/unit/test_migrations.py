@@ -1,5 +1,7 @@
+import sqlite3
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -79,6 +81,17 @@ def test_processes_that_open_a_new_database_at_once_all_succeed(tmp_path):
     workers = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) for _ in range(3)]
     assert [worker.communicate(timeout=120)[1] for worker in workers] == [""] * 3
     assert [worker.returncode for worker in workers] == [0] * 3
+
+
+def test_a_file_that_another_process_is_just_making_is_waited_for(tmp_path):
+    maker = sqlite3.connect(tmp_path / "new.db", check_same_thread=False, isolation_level=None)
+    maker.execute("CREATE TABLE t (x)")
+    maker.execute("BEGIN IMMEDIATE")
+    done = threading.Timer(0.2, maker.execute, ["COMMIT"])
+    done.start()
+    migrations.upgrade(open_database(f"sqlite:///{tmp_path / 'new.db'}"))
+    done.join()
+    maker.close()
 
 
 def test_an_up_to_date_database_that_cannot_be_written_is_opened(engine, tmp_path):

@@ -8,6 +8,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from inferscale_memory.facts import FactStore, NewFact
 
 ROOT = Path(__file__).parents[3]
@@ -78,6 +80,7 @@ def test_sixteen_threads_lose_and_double_nothing_and_a_follower_skips_nothing(st
     assert len(seen) == len(wanted)
 
 
+@pytest.mark.full  # unit/memory has the same through Memory
 def test_four_processes_lose_and_double_nothing(store, path, alice):
     workers = [start(SAVE_SHARED_AND_OWN, path, str(n)) for n in range(4)]
     created = [fact_id for worker in workers for fact_id in worker.communicate(timeout=120)[0].split()]

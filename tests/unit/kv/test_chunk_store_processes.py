@@ -26,14 +26,22 @@ def start_worker(root: Path, rounds: int, last: int) -> subprocess.Popen:
 
 
 @pytest.fixture
-def worker(tmp_path):
-    process = start_worker(tmp_path / "kv", 300, last=1)
+def rounds(request):
+    return request.param
+
+
+@pytest.fixture
+def worker(tmp_path, rounds):
+    process = start_worker(tmp_path / "kv", rounds, last=1)
     yield process
     process.kill()
     process.wait()
 
 
-def test_two_processes_putting_and_deleting_one_chunk_never_show_half_of_it(tmp_path, worker, make_chunk, same, model):
+@pytest.mark.parametrize("rounds", [100, pytest.param(1000, marks=pytest.mark.full)], indirect=True)
+def test_two_processes_putting_and_deleting_one_chunk_never_show_half_of_it(
+    tmp_path, rounds, worker, make_chunk, same, model
+):
     chunk = make_chunk(shape=(4, 16, 2, 64))
     assert worker.stdout.readline() == "ready\n"
     store = ChunkStore(tmp_path / "kv")
@@ -50,7 +58,7 @@ def test_two_processes_putting_and_deleting_one_chunk_never_show_half_of_it(tmp_
     assert worker.wait() == 0
     assert whole > 0
     assert generations == sorted(generations)
-    assert store.generation() >= 300
+    assert store.generation() >= rounds
     store.delete([chunk.key])
     assert store.keys() == [make_chunk(1).key]
     assert list((store.root / ".work").iterdir()) == []

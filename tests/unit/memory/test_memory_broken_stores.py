@@ -173,7 +173,7 @@ def test_facts_saved_by_a_process_that_is_killed_at_once_are_encoded_by_the_next
     assert [fact.resident for fact in memory.explain(handle).facts] == [True] * 3
 
 
-@pytest.mark.parametrize("when", ["committed", "claimed"])
+@pytest.mark.parametrize("when", ["committed", pytest.param("claimed", marks=pytest.mark.full)])
 def test_what_a_process_killed_in_a_deletion_left_is_erased_at_the_next_opening(opened, home, started, when):
     with opened(StandIn(home), policy="preamble") as memory:
         memory.add(["forget me", "keep me"], user_id="alice")
