@@ -15,7 +15,6 @@ from sqlalchemy.types import TypeDecorator
 
 from inferscale_memory.errors import ConfigError
 
-
 BUSY_SECONDS = 30.0
 """How long a process waits for another one's lock on a SQLite file."""
 

@@ -64,6 +64,7 @@ def test_two_processes_putting_and_deleting_one_chunk_never_show_half_of_it(
     assert list((store.root / ".work").iterdir()) == []
 
 
+@pytest.mark.full  # the threads below take the same lock
 def test_two_processes_opening_a_new_store_agree_on_its_key(tmp_path, make_chunk, same, model):
     workers = [start_worker(tmp_path / "kv", rounds=0, last=number) for number in range(2)]
     assert [process.communicate()[0] for process in workers] == ["ready\ndone\n"] * 2
