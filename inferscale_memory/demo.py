@@ -15,7 +15,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from inferscale_memory.bench.common import TABLE_WIDTH, conversation, engine_options, fresh_salt, progress, status
+from inferscale_memory.bench.common import TABLE_WIDTH, engine_options, fresh_salt, progress, status
 from inferscale_memory.bench.exactness import compare
 from inferscale_memory.errors import EncodingError, EngineError, UnsupportedModelError
 from inferscale_memory.throwaway import throwaway_home
@@ -28,29 +28,32 @@ USER = "demo-user"
 K = 5
 POLICY = "preceding:5:fact"
 MAX_MODEL_LEN = 1024
-MAX_TOKENS = 32
+MAX_TOKENS = 24
 REPEAT = 5
 EXACT_K = 10
+SYSTEM = "Answer the question in one short sentence, from the facts."
+# Short sentences with a name in each: the default model has 135 million parameters and mixes up "I" and "you".
 CONVERSATION = (
-    "My name is Alice and I work as a nurse in a hospital in Oslo.",
-    "My dog is called Rex. He is a brown labrador.",
-    "I was born in Lisbon, Portugal.",
-    "I am allergic to peanuts.",
-    "My sister Clara lives in Berlin and teaches physics.",
-    "I play the cello in an orchestra every Sunday.",
-    "My favourite food is mushroom risotto.",
-    "I drive a green electric car.",
-    "My brother Hugo is a pilot.",
-    "I am learning Japanese because I will travel to Kyoto in May.",
-    "I have never learned to swim.",
-    "My birthday is on the third of August.",
+    "Alice has a dog. The dog's name is Rex.",
+    "Alice was born in Lisbon, Portugal.",
+    "Alice is allergic to peanuts.",
+    "Alice's sister Clara lives in Berlin.",
+    "Alice plays the cello every Sunday.",
+    "Alice's favourite food is mushroom risotto.",
+    "Alice drives a green car.",
+    "Alice's brother Hugo is a pilot.",
+    "Alice is learning Japanese.",
+    "Alice works as a nurse in Oslo.",
+    "Alice's birthday is on the third of August.",
+    "Alice has never learned to swim.",
 )
 QUESTIONS = (
-    "What is the name of my dog?",
-    "Where was I born?",
-    "What am I allergic to?",
-    "Which instrument do I play?",
-    "Which language am I learning?",
+    "What is the name of Alice's dog?",
+    "Where was Alice born?",
+    "What is the job of Alice's brother Hugo?",
+    "What is Alice's favourite food?",
+    "When is Alice's birthday?",
+    "Where does Alice's sister Clara live?",
 )
 
 
@@ -168,10 +171,10 @@ def _ask(engine: LocalEngine, memory: Memory, question: str) -> tuple[Answer, An
     """Answer from a handle, and again from one that has every fact refreshed, which is plain prefill."""
     handle = memory.recall(question, k=K, user_id=USER)
     as_text = memory.recall(question, k=K, refresh=K, user_id=USER)
-    plan, text_plan = (engine.plan(conversation(question, one), max_tokens=MAX_TOKENS) for one in (handle, as_text))
+    plan, text_plan = (engine.plan(_messages(question, one), max_tokens=MAX_TOKENS) for one in (handle, as_text))
     if plan.token_ids != text_plan.token_ids:
         raise EngineError("the injected and the prefilled prompt are not the same; the comparison would be void.")
-    injected, prefilled = (_chat(engine, conversation(question, one)) for one in (handle, as_text))
+    injected, prefilled = (_chat(engine, _messages(question, one)) for one in (handle, as_text))
     answer = Answer(
         question=question,
         facts=[hit.fact.text for hit in handle.facts],
@@ -183,6 +186,10 @@ def _ask(engine: LocalEngine, memory: Memory, question: str) -> tuple[Answer, An
         prefilled=injected["kv"]["prefilled"],
     )
     return answer, plan
+
+
+def _messages(question: str, handle: str) -> list[dict[str, str]]:
+    return [{"role": "system", "content": f"{SYSTEM}\n{handle}"}, {"role": "user", "content": question}]
 
 
 def _chat(engine: LocalEngine, messages: Sequence[Mapping[str, str]]) -> dict[str, Any]:
@@ -197,7 +204,7 @@ def _exactness(engine: LocalEngine, folder: Path) -> dict[str, Any]:
     """The same facts with the exact policy, against a cold prefill over the whole vocabulary."""
     with status("comparing log-probabilities"), _memory(engine, folder, "prefix") as memory:
         handle = memory.recall(QUESTIONS[0], k=EXACT_K, user_id=USER)
-        found = compare(engine, conversation(QUESTIONS[0], handle), user_id=USER)
+        found = compare(engine, _messages(QUESTIONS[0], handle), user_id=USER)
         return {
             "policy": "prefix",
             "k": len(handle.facts),
@@ -212,9 +219,9 @@ def answers_table(answers: Sequence[Answer]) -> Table:
     """Both answers to each question side by side, and where the tokens came from."""
     drawn = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     drawn.add_column("question", ratio=3)
-    drawn.add_column("from the KV handle", ratio=4)
-    drawn.add_column("plain prefill", ratio=4)
-    for heading in ("injected", "prefilled", "inject ms", "prefill ms"):
+    drawn.add_column("answer from the KV handle", ratio=4)
+    drawn.add_column("answer by plain prefill", ratio=4)
+    for heading in ("injected", "prefilled", "ms", "ms by prefill"):
         drawn.add_column(heading, justify="right", no_wrap=True)
     for one in answers:
         drawn.add_row(
