@@ -92,7 +92,7 @@ def test_a_named_tool_is_called_beside_a_handle(engine, messages):
     parameters = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 8}}, "required": ["name"]}
     tool = {"type": "function", "function": {"name": "call_dog", "description": "Calls.", "parameters": parameters}}
     chosen = {"type": "function", "function": {"name": "call_dog"}}
-    answer = engine.chat(messages, tools=[tool], tool_choice=chosen, max_tokens=40, temperature=0)
+    answer = engine.chat(messages, tools=[tool], tool_choice=chosen, max_tokens=80, temperature=0)
     call = answer["choices"][0]["message"]["tool_calls"][0]["function"]
     assert call["name"] == "call_dog"
     assert set(json.loads(call["arguments"])) >= {"name"}

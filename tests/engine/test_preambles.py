@@ -61,8 +61,8 @@ def test_two_calls_at_once_with_the_same_new_system_prompt_send_one_capture(engi
 
 def test_a_preamble_that_cannot_be_captured_costs_a_prefill_and_is_tried_again(engine, memory_for, user, monkeypatch):
     memory = memory_for(policy="preamble")
-    remember(memory, FACTS, user)
-    messages = ask(memory.recall(QUESTION, 4, user_id=user), system=f"You answer {user} at once.")
+    remember(memory, FACTS[3:], user)
+    messages = ask(memory.recall(QUESTION, 1, user_id=user), system=f"You answer {user} at once.")
     send = engine.capturer._send
     failures = iter([EncodingError("this prompt is refused")])
 
@@ -74,5 +74,4 @@ def test_a_preamble_that_cannot_be_captured_costs_a_prefill_and_is_tried_again(e
     monkeypatch.setattr(engine.capturer, "_send", failing)
     first, second = (engine.chat(messages, max_tokens=1)["kv"] for _ in range(2))
     assert (first["injected"], first["fallback_reason"]) == (0, "preamble_missing")
-    assert second["injected"] + second["local_hit"] == engine.plan(messages).inject[-1].end
-    assert second["injected"] > 0
+    assert (second["injected"], second["fallback_reason"]) == (engine.plan(messages).inject[-1].end, None)

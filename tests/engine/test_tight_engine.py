@@ -1,6 +1,6 @@
 """An engine with little of everything: chunked prefill, preemption, failing loads. In process, to look inside.
 
-A step takes 64 tokens and the pool has 9 usable blocks, so that prompts arrive over several steps and requests push
+A step takes 64 tokens and the pool has 5 usable blocks, so that prompts arrive over several steps and requests push
 each other out. Native prefix caching is off: what a resumed request does not compute was injected again.
 """
 
@@ -10,25 +10,26 @@ import asyncio
 from collections import Counter
 
 import pytest
-from asking import ask, distance, file_of, key_of, remember, run, run_together, travels
+from asking import QUESTION, ask, distance, file_of, key_of, remember, run, run_together, travels
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 from inferscale_memory import LocalEngine
 from inferscale_memory.serving.protocol import CaptureSpan
 
 STEP = 64
+DOGS = ("Rex", "Bella", "Max", "Luna")
 
 
 @pytest.fixture(scope="module")
 def tight(demo_model, tmp_path_factory):
     home = tmp_path_factory.mktemp("tight-home")
     options = {
-        "max_model_len": 1024,
+        "max_model_len": 512,
         "max_num_seqs": 16,
         "max_num_batched_tokens": STEP,
         "enable_chunked_prefill": True,
         "enable_prefix_caching": False,
-        "num_gpu_blocks_override": 10,
+        "num_gpu_blocks_override": 6,
     }
     with LocalEngine(demo_model, home=home, in_process=True, **options) as engine:
         assert engine.unsupported is None, engine.unsupported
@@ -88,9 +89,9 @@ def test_a_fact_that_is_computed_over_several_steps_is_captured_whole(tight, ope
 
 def test_chunked_prefill_injects_what_chunked_prefill_computes(tight, open_memory, user):
     memory = open_memory(tight, policy="prefix")
-    remember(memory, [long_fact(0), *travels(6, first=1), long_fact(7)], user)
-    plan = tight.plan(ask(memory.recall("Rome", 8, user_id=user)))
-    assert len(plan.token_ids) > 6 * STEP
+    remember(memory, [long_fact(0), *travels(5, first=1)], user)
+    plan = tight.plan(ask(memory.recall("Rome", 6, user_id=user)))
+    assert len(plan.token_ids) > 4 * STEP
     injected, cold = run(tight, plan), run(tight, plan, inject=False)
     assert tight.accounting(injected).injected == plan.inject[-1].end
     assert distance(injected, cold) == 0.0
@@ -105,13 +106,15 @@ def padded_plan(engine, handle, tokens):
 def test_a_preempted_request_is_injected_again_and_says_the_same(tight, open_memory, user, preempted, steps, policy):
     memory = open_memory(tight, policy=policy)
     plans = []
-    for number in range(8):
+    for number in range(len(DOGS)):
         name = f"{user}-{number}"
-        remember(memory, travels(3, f"Person{number}", first=3 * number), name)
+        facts = [*travels(2, first=number), f"The dog of the user is called {DOGS[number]}."]
+        remember(memory, facts, name)
         # Each prompt fills its only block but for a few tokens; soon all want a second one.
-        plans.append(padded_plan(tight, memory.recall("Rome", 3, user_id=name), tight.block_size - 6))
-    options = {"max_tokens": 14, "ignore_eos": True, "logprobs": None, "flat_logprobs": False}
+        plans.append(padded_plan(tight, memory.recall(QUESTION, 3, user_id=name), tight.block_size - 4))
+    options = {"max_tokens": 8, "ignore_eos": True, "logprobs": None, "flat_logprobs": False}
     alone = [run(tight, plan, **options) for plan in plans]
+    assert len({tuple(output.outputs[0].token_ids) for output in alone}) == len(DOGS), "swaps would not be noticed"
     assert not preempted
     steps.clear()
 
@@ -126,11 +129,11 @@ def test_a_preempted_request_is_injected_again_and_says_the_same(tight, open_mem
 
 
 def test_a_capture_that_is_cancelled_half_way_leaves_nothing_behind(tight, worker, steps):
-    tokens = [(7919 * index + 13) % 4096 for index in range(800)]
+    tokens = [(7919 * index + 13) % 4096 for index in range(400)]
     key = f"{1:064x}"
 
     async def leave_early():
-        task = asyncio.ensure_future(tight.capture(tokens, [CaptureSpan(key, 100, 800)], salt="cancelled"))
+        task = asyncio.ensure_future(tight.capture(tokens, [CaptureSpan(key, 100, 400)], salt="cancelled"))
         while not worker._staging:
             await asyncio.sleep(0.001)
         task.cancel()
@@ -141,7 +144,7 @@ def test_a_capture_that_is_cancelled_half_way_leaves_nothing_behind(tight, worke
     tight.follow_deletions()  # one more step, which hears of the abort
     assert not worker._staging
     assert key not in worker.pool
-    result = asyncio.run(tight.capture(tokens, [CaptureSpan(key, 100, 800)], salt="again"))
+    result = asyncio.run(tight.capture(tokens, [CaptureSpan(key, 100, 400)], salt="again"))
     assert result.stored == {key}
 
 
