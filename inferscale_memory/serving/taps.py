@@ -266,7 +266,7 @@ class ExactTap(Tap):
         if odd:
             return (
                 f"{len(odd)} of {len(self.layers)} attention layers (first: {odd[0]}) do not rotate their keys exactly "
-                "once: layers without rotary positions or with shared keys cannot be injected"
+                "once with vLLM's rotary modules: no rotary positions, shared keys, or other code that rotates"
             )
         return None
 

@@ -77,10 +77,16 @@ def write_model(config: Any, folder: Path, *, dtype: str = "bfloat16", seed: int
     import torch
     from transformers import AutoModelForCausalLM
 
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config)
-    randomise(model, seed)
-    model.to(getattr(torch, dtype)).save_pretrained(folder)
+    threads = torch.get_num_threads()
+    # On a busy machine waiting for a second thread takes longer than these small tensors do.
+    torch.set_num_threads(1)
+    try:
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config)
+        randomise(model, seed)
+        model.to(getattr(torch, dtype)).save_pretrained(folder)
+    finally:
+        torch.set_num_threads(threads)
     write_tokenizer(folder)
     return folder
 

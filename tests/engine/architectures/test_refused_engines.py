@@ -15,6 +15,7 @@ from inferscale_memory import LocalEngine, Memory
 from inferscale_memory.serving.protocol import InjectSpan, inject_params, parse_accounting
 
 full = pytest.mark.full
+NOT_ROTATED = "do not rotate their keys exactly once"
 
 
 def _sliding_window() -> Any:
@@ -45,9 +46,9 @@ def _rotary_in_another_library() -> Any:
 
 REFUSED = [
     pytest.param(_sliding_window, "sliding-window attention (128)", id="sliding window"),
-    pytest.param(_learned_positions, "do not rotate their keys exactly once", id="learned positions", marks=full),
-    pytest.param(_layers_without_positions, "", id="layers without positions", marks=full),
-    pytest.param(_rotary_in_another_library, "", id="rotary embedding of another library", marks=full),
+    pytest.param(_learned_positions, NOT_ROTATED, id="learned positions", marks=full),
+    pytest.param(_layers_without_positions, NOT_ROTATED, id="layers without positions", marks=full),
+    pytest.param(_rotary_in_another_library, NOT_ROTATED, id="rotary embedding of another library", marks=full),
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from inferscale_memory.serving.warmup import distance
 
 pytestmark = pytest.mark.full
 
-CLOSE = 0.25
+CLOSE = 0.15
+"""Log-probability over the vocabulary; 0.03 was measured, where a native prefix hit is 0.0 off."""
 APART = 0.5
+"""2.3 was measured."""
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +61,18 @@ def test_injection_is_close_to_a_prefill_on_the_first_call_and_the_next(
     assert compiled.accounting(second).local_hit > 0
     assert distance(cold, first) < CLOSE
     assert distance(cold, second) < CLOSE
+
+
+def test_a_plain_request_of_the_same_tokens_is_not_served_injected_rows(
+    compiled: LocalEngine, open_memory: Callable[..., Memory], user: str
+) -> None:
+    plan = plan_of(compiled, open_memory(compiled, policy="prefix"), user)
+    injected = run(compiled, plan)
+    cold = run(compiled, salted(plan, "cold-and-plain"), inject=False)
+    plain = run(compiled, replace(plan, salt=None), inject=False)
+    assert compiled.accounting(injected).injected > 0
+    assert compiled.accounting(plain).local_hit == 0
+    assert distance(cold, plain) == 0.0
 
 
 def test_facts_encoded_alone_are_further_off(
