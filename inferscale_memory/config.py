@@ -66,7 +66,9 @@ class Settings(BaseSettings):
     secret_grace: float = Field(
         86_400.0, ge=0, description="Seconds for which a rotated-out secret still opens handles."
     )
-    pool_bytes: int = Field(1 << 30, ge=0, description="Bytes of chunks that an engine worker keeps in memory.")
+    pool_bytes: int = Field(
+        1 << 30, ge=0, description="Bytes of chunks that an engine worker keeps in memory; 0 switches injection off."
+    )
     near_duplicate: float = Field(
         0.95, gt=0, le=1, description="Cosine similarity from which two facts share one slot of a recall."
     )

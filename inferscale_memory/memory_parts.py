@@ -168,9 +168,9 @@ class MemoryParts:
             return
         bad = [key for key in keys if self.chunks.find(key, self.engine.fingerprint) is None]
         if bad:
-            metrics.CHUNKS_LOST.inc(len(bad))
             logger.warning("%d chunks are gone or damaged and will be encoded again.", len(bad))
             self.ledger.lost(bad)
+            metrics.CHUNKS_LOST.inc(len(bad))
             purge(self.ledger, self.chunks)
             self._notify()
 

@@ -84,10 +84,16 @@ class LocalEngine:
             backend.setdefault("enforce_eager", True)
         arguments = vllm_client.engine_arguments(path, backend)
         config = vllm_client.model_config(arguments)
-        self.unsupported: str | None = "injection is switched off" if not inject else refuse_config(config, backend)
+        pool = self.settings.pool_bytes if pool_bytes is None else pool_bytes
+        self.unsupported: str | None
+        if not inject:
+            self.unsupported = "injection is switched off"
+        elif pool <= 0:
+            self.unsupported = "pool_bytes is 0, and a prompt's preamble lives in the workers' memory only"
+        else:
+            self.unsupported = refuse_config(config, backend)
         self.fingerprint = engine_fingerprint(path, config, backend, self.settings.models_folder / "digests")
         if self.unsupported is None:
-            pool = self.settings.pool_bytes if pool_bytes is None else pool_bytes
             arguments.kv_transfer_config = vllm_client.transfer_config(self.settings.kv_folder, self.fingerprint, pool)
             arguments.disable_hybrid_kv_cache_manager = True
         elif inject:
