@@ -28,6 +28,17 @@ def make_private_dir(path: Path) -> None:
             raise
 
 
+def make_private_dirs(path: Path) -> None:
+    """Create a folder and the missing ones above it, all 0700: ``mkdir(parents=True)`` leaves those open to others.
+
+    Raises:
+        OSError: one cannot be created, or something else has its name.
+    """
+    if not path.is_dir():
+        make_private_dirs(path.parent)
+        make_private_dir(path)
+
+
 def write_atomically(pieces: Iterable[bytes | memoryview], temp: Path, target: Path, *, durable: bool = False) -> None:
     """Write ``pieces`` to ``temp``, 0600, and rename it to ``target``; on any error ``temp`` is gone.
 

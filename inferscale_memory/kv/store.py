@@ -65,7 +65,7 @@ class ChunkStore:
         self._work = self.root / ".work"
         self._counter = self.root / "generation"
         try:
-            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            files.make_private_dirs(self.root)
             self._secret = files.load_secret(self.root, codec.SECRET_BYTES, self._counter)
         except OSError as error:
             raise StoreError(f"cannot use {self.root} as KV folder: {error}. Pass a folder you can write.") from error

@@ -42,6 +42,18 @@ def test_every_file_and_folder_is_for_the_owner_only(store, make_chunk):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
 
+def test_folders_made_above_the_store_are_the_owner_s_alone_too(tmp_path):
+    ChunkStore(tmp_path / "new" / "memory" / "kv")
+    for folder in (tmp_path / "new", tmp_path / "new" / "memory", tmp_path / "new" / "memory" / "kv"):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700, folder
+
+
+def test_a_folder_above_the_store_that_is_there_keeps_its_mode(tmp_path):
+    tmp_path.chmod(0o755)
+    ChunkStore(tmp_path / "memory" / "kv")
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
+
+
 def test_a_missing_chunk_is_an_error_for_get_and_none_for_find(store, make_chunk, model):
     with pytest.raises(ChunkError, match="is not in"):
         store.get(make_chunk().key, model)
