@@ -31,6 +31,8 @@ from inferscale_memory.serving.support import SupportReport, refuse_config
 
 logger = logging.getLogger(__name__)
 
+SHUTDOWN_SECONDS = 30.0
+
 
 class LocalEngine:
     """A vLLM engine whose prompts may hold KV handles.
@@ -294,7 +296,8 @@ def _close_at_exit(engine: LocalEngine) -> Callable[[], None]:
 
 
 async def _shutdown(client: Any) -> None:
-    client.shutdown()
+    # vLLM kills its processes after 5 s by default, which is too soon on a small machine and leaves shared memory.
+    client.shutdown(timeout=SHUTDOWN_SECONDS)
 
 
 def _split_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
