@@ -64,8 +64,14 @@ def model_config(arguments: Any) -> Any:
     try:
         return arguments.create_model_config()
     except Exception as error:  # vLLM and transformers raise many kinds; all mean the same to a user
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(f"{arguments.model!r} cannot be loaded as a model: {first}") from error
+        raise ModelError(f"{arguments.model!r} cannot be loaded as a model: {_cause(error)}") from error
+
+
+def _cause(error: Exception) -> str:
+    """What an error says in one line; a validation error's own first line only counts its faults."""
+    faults = getattr(error, "errors", None)
+    text = str(faults()[0]["msg"]) if callable(faults) and faults() else str(error)
+    return text.strip().splitlines()[0] if text.strip() else type(error).__name__
 
 
 def transfer_config(root: Path, fingerprint: str, pool_bytes: int) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from small_models import rope, sizes, write_config, write_tokenizer
 
+from inferscale_memory.errors import ModelError
 from inferscale_memory.serving.client import engine_arguments, model_config
 from inferscale_memory.serving.support import refuse_config
 
@@ -32,7 +33,7 @@ def _llama(tmp_path: Path, **fields: Any) -> Path:
 
 def refusal(folder: Path, **options: Any) -> str | None:
     write_tokenizer(folder)
-    arguments = engine_arguments(str(folder), {"max_model_len": 512, "enforce_eager": True, **options})
+    arguments = engine_arguments(str(folder), {"max_model_len": 256, "enforce_eager": True, **options})
     return refuse_config(model_config(arguments), options)
 
 
@@ -63,6 +64,11 @@ def test_layers_of_two_kinds_are_refused_by_name(tmp_path: Path) -> None:
 
 def test_a_rotary_embedding_that_depends_on_the_prompts_length_is_refused(tmp_path: Path) -> None:
     assert refusal(_llama(tmp_path, rope_parameters=rope("dynamic", factor=2.0))) == "rope type dynamic"
+
+
+def test_rotary_positions_of_several_dimensions_are_refused(tmp_path: Path) -> None:
+    reason = refusal(_llama(tmp_path, rope_parameters=rope("default", mrope_section=[8, 12, 12])))
+    assert reason == "multi-dimensional rotary positions (M-RoPE)"
 
 
 @pytest.mark.parametrize(
@@ -123,15 +129,6 @@ def _gemma3n() -> tuple[Any, str]:
     return Gemma3nTextConfig(num_hidden_layers=30, num_kv_shared_layers=10), "Gemma3nForCausalLM"
 
 
-def _qwen2_vl() -> tuple[Any, str]:
-    from transformers import Qwen2VLConfig
-
-    scaled = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [8, 12, 12]}
-    text = sizes(4, 2, 64, rope_parameters=scaled)
-    vision = {"depth": 1, "embed_dim": 64, "hidden_size": 256, "num_heads": 2}
-    return Qwen2VLConfig(text_config=text, vision_config=vision), "Qwen2VLForConditionalGeneration"
-
-
 def _whisper() -> tuple[Any, str]:
     from transformers import WhisperConfig
 
@@ -157,7 +154,6 @@ def _llama4() -> tuple[Any, str]:
         pytest.param(_bloom, "ALiBi", id="alibi"),
         pytest.param(_gemma3, "sliding_attention", id="gemma 3"),
         pytest.param(_gemma3n, "cross-layer KV sharing", id="cross-layer sharing"),
-        pytest.param(_qwen2_vl, "M-RoPE", id="m-rope"),
         pytest.param(_whisper, "encoder-decoder", id="encoder-decoder"),
         pytest.param(_llama4, "attention", id="chunked attention"),
     ],
@@ -169,3 +165,8 @@ def test_a_model_of_another_kind_is_refused_with_the_reason(
     found = refusal(write_config(config, tmp_path, architecture))
     assert found is not None
     assert reason in found
+
+
+def test_an_engine_length_beyond_the_models_is_told_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"cannot be loaded as a model: .*max_model_len \(9000\).*2048"):
+        refusal(_llama(tmp_path), max_model_len=9000)
