@@ -59,6 +59,7 @@ def refuse_config(config: Any, options: Mapping[str, Any]) -> str | None:
         (layer_types - FULL_ATTENTION, f"layers without full attention: {', '.join(sorted(layer_types))}"),
         (not layer_types and config.get_sliding_window(), f"sliding-window attention ({config.get_sliding_window()})"),
         (getattr(text, "attention_chunk_size", None), "chunked local attention"),
+        (getattr(text, "dual_chunk_attention_config", None), "dual chunk attention rotates keys by chunk"),
         (getattr(text, "is_causal", True) is False, "attention is not causal"),
         (kinds - SUPPORTED_ROPE, f"rope type {', '.join(sorted(kinds))}"),
         (options.get("enable_lora"), "LoRA adapters change the keys and values"),
