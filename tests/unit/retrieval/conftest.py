@@ -1,7 +1,6 @@
 """A deterministic embedder, one of every index, and a fact store."""
 
 import hashlib
-import os
 import re
 
 import numpy as np
@@ -14,7 +13,6 @@ from inferscale_memory.retrieval import CallableEmbedder, FaissIndex, NumpyIndex
 from inferscale_memory.scope import Scope
 
 DIM = 64
-MODEL_FOLDER = os.environ.get("INFERSCALE_TEST_EMBEDDER")  # read now: tests see no settings of the shell
 INDEXES = {"numpy": NumpyIndex, "torch": lambda: TorchIndex(device="cpu"), "faiss": FaissIndex}
 
 
@@ -123,7 +121,5 @@ def retriever(store, embedder, clock):
 
 
 @pytest.fixture
-def real_model():
-    if not MODEL_FOLDER:
-        pytest.skip("no embedding model: INFERSCALE_TEST_EMBEDDER names the folder of a sentence-transformers model")
-    return MODEL_FOLDER
+def real_model(embedder_model):
+    return str(embedder_model)
