@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -148,9 +148,11 @@ async def serving_state(client: Any, model: str, overrides: dict[str, Any]) -> A
     return state
 
 
-def server_option_names() -> frozenset[str]:
-    """Options of vLLM's HTTP front end (not of its engine) that ``LocalEngine`` passes to the serving layer."""
-    return frozenset(_cli_args().FrontendArgs.__dataclass_fields__)
+def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options of vLLM's HTTP front end, which the serving layer takes, and those of its engine."""
+    names = _cli_args().FrontendArgs.__dataclass_fields__
+    frontend = {name: value for name, value in options.items() if name in names}
+    return frontend, {name: value for name, value in options.items() if name not in names}
 
 
 def _cli_args() -> ModuleType:

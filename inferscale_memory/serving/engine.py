@@ -76,7 +76,7 @@ class LocalEngine:
         self._resolver: HandleResolver | None = None
         self._closed = False
         path = resolve_model(self.model, home=self.settings.home)
-        frontend, backend = _split_options(options)
+        frontend, backend = compat.split_options(options)
         backend.setdefault("max_logprobs", -1)
         backend.setdefault("disable_log_stats", True)
         if in_process:
@@ -298,9 +298,3 @@ def _close_at_exit(engine: LocalEngine) -> Callable[[], None]:
 async def _shutdown(client: Any) -> None:
     # vLLM kills its processes after 5 s by default, which is too soon on a small machine and leaves shared memory.
     client.shutdown(timeout=SHUTDOWN_SECONDS)
-
-
-def _split_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    names = compat.server_option_names()
-    frontend = {name: value for name, value in options.items() if name in names}
-    return frontend, {name: value for name, value in options.items() if name not in names}

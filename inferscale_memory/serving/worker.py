@@ -16,8 +16,9 @@ from inferscale_memory.kv.pool import ChunkPool
 from inferscale_memory.kv.store import ChunkStore
 from inferscale_memory.serving.metadata import CapturePiece, LoadChunk, LoadRun, StepMetadata, WorkerReport
 from inferscale_memory.serving.protocol import TapReport
+from inferscale_memory.serving.staging import Layer, Staging
 from inferscale_memory.serving.support import refuse_layers
-from inferscale_memory.serving.taps import ExactTap, Layer, Staging, Tap, UnrotatedTap
+from inferscale_memory.serving.taps import ExactTap, Tap, UnrotatedTap
 
 logger = logging.getLogger(__name__)
 

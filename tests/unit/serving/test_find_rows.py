@@ -8,7 +8,7 @@ pytest.importorskip("vllm", reason="the taps import vLLM's connector classes")
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from inferscale_memory.serving.taps import find_rows  # noqa: E402
+from inferscale_memory.serving.staging import find_rows  # noqa: E402
 
 
 @given(st.lists(st.integers(0, 5000), min_size=1, max_size=60, unique=True), st.data())
