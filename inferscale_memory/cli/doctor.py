@@ -27,7 +27,7 @@ def doctor(
 ) -> None:
     """Check versions, device, settings, store, model support, and one round trip in a folder of its own."""
     settings = load_settings(home)
-    options = pairs(engine_options, "--engine")
+    options = pairs(engine_options, "--vllm")
     found = [*checks.versions(), checks.device(), checks.variables(), *checks.stores(settings)]
     found += checks.demo_models(settings)
     if engine:

@@ -67,7 +67,7 @@ def encode(
 
     given = {"user_id": user, "agent_id": agent, "session_id": session, "tenant_id": tenant}
     reader = read_source(source, format, by_session=by_session)
-    options = pairs(engine_options, "--engine")
+    options = pairs(engine_options, "--vllm")
     with stdout_reserved(), open_engine(model, home, options) as engine, open_memory(home, engine) as memory:
         counts, errors = _save(memory, reader, given)
         pending, parked = _drain(memory, timeout)

@@ -27,7 +27,7 @@ Refresh = Annotated[
 K = Annotated[int | None, typer.Option("-k", "--k", min=1, help="How many facts to recall.")]
 EngineOptions = Annotated[
     list[str] | None,
-    typer.Option("--engine", metavar="NAME=VALUE", help="An option of vLLM, such as max_model_len=4096. Repeatable."),
+    typer.Option("--vllm", metavar="NAME=VALUE", help="An option of vLLM, such as max_model_len=4096. Repeatable."),
 ]
 DEFAULT_TENANT_ID = DEFAULT_TENANT
 

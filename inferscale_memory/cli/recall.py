@@ -83,7 +83,7 @@ def ask(
 ) -> None:
     """Answer a question from memory: recall, inject, generate. Starts an engine for it."""
     ids = scope_ids(user, agent, session, tenant)
-    options = pairs(engine_options, "--engine")
+    options = pairs(engine_options, "--vllm")
     with stdout_reserved(), open_engine(model, home, options) as engine, open_memory(home, engine) as memory:
         _encode_pending(memory, wait)
         with status("answering"):

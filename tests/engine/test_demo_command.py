@@ -54,7 +54,7 @@ def test_the_demo_answers_from_handles_what_it_answers_by_prefill_about(infersca
 def test_a_fact_remembered_in_one_process_is_injected_in_another(inferscale: Any) -> None:
     inferscale("remember", "My dog is called Rex.", "I live in Bern.", "--user", "alice")
     shown = json.loads(
-        inferscale("ask", "What is my dog called?", "--user", "alice", "--engine", "max_model_len=512", "--json")
+        inferscale("ask", "What is my dog called?", "--user", "alice", "--vllm", "max_model_len=512", "--json")
     )
     assert shown["kv"]["injected"] > 0
     assert shown["kv"]["fallback_reason"] is None

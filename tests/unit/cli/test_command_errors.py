@@ -54,7 +54,7 @@ def test_a_missing_or_blank_owner(run: Run, command: tuple[str, ...], scope: tup
         (("remember", "x", "--key", " "), 2, "idempotency_key must be a non-blank string"),
         (("ask", "q", "--model", "/no/such/folder"), 1, "there is no folder '/no/such/folder'"),
         (("ask", "q", "--model", "a/b/c"), 1, "neither a folder nor a hub id"),
-        (("ask", "q", "--engine", "max_model_len"), 2, "not of the form NAME=VALUE"),
+        (("ask", "q", "--vllm", "max_model_len"), 2, "not of the form NAME=VALUE"),
     ],
 )
 def test_an_argument_that_cannot_be_used(run: Run, arguments: tuple[str, ...], code: int, reason: str) -> None:
