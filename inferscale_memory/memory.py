@@ -116,6 +116,10 @@ class Memory(SyncMemory):
             # Without this the thread would wait on, for ever if need be, and the program could not end.
             given_up.set()
 
+    async def aretry_parked(self, **scope: Any) -> int:
+        """Async twin of ``retry_parked``."""
+        return await asyncio.to_thread(self.retry_parked, **scope)
+
     async def aclose(self) -> None:
         """Async twin of ``close``."""
         await asyncio.to_thread(self.close)

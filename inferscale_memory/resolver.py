@@ -55,7 +55,9 @@ class MemoryResolver:
         self._lock = threading.Lock()
 
     def resolve(self, handles: Sequence[str], scope: Scope | None) -> Resolution | None:
-        """See ``HandleResolver``. Facts of several handles are merged, each once; the best-ranked come last.
+        """See ``HandleResolver``. Facts of several handles stand in the order of the handles, each once.
+
+        Within a handle the best-ranked come last.
 
         Facts that are not encoded yet stand behind the encoded ones: a hole would end the injected run.
         """

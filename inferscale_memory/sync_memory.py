@@ -128,7 +128,8 @@ class SyncMemory(MemoryParts):
         if self._resolver is not None:
             self._resolver.forget(fact_ids)
         failures: list[StoreError] = []
-        for erase in (self.store.scrub, lambda: purge(self.ledger, self.chunks)):
+        # Chunks made for one prompt (policy `prefix`) have no file: without the announcement they would stay in memory.
+        for erase in (self.store.scrub, lambda: purge(self.ledger, self.chunks), self.chunks.announce):
             try:
                 erase()
             except StoreError as error:
@@ -287,3 +288,9 @@ class SyncMemory(MemoryParts):
         """State of the background encoder, ``None`` where there is none."""
         self._check_open()
         return None if self.encoder is None else self.encoder.status()
+
+    def retry_parked(self, **scope: Any) -> int:
+        """Encode facts again that were set aside after failing (a full disk, say); returns how many."""
+        owner = self._owner(scope) if scope else None
+        self._check_open()
+        return 0 if self.encoder is None else self.encoder.retry_parked(owner)

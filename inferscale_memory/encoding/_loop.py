@@ -163,7 +163,9 @@ class EncoderLoop:
             room -= 1
 
     async def _wait(self) -> None:
-        due = min(self._next_tick, float("inf") if self.paused else self._next_scan)
+        # A scan that cannot be made now must not be waited for, or the loop would spin until a task is done.
+        room = len(self._tasks) < 4 * self._concurrency and not self._backlog
+        due = min(self._next_tick, self._next_scan if room and not self.paused else float("inf"))
         wake = asyncio.ensure_future(self._wake.wait())
         try:
             await asyncio.wait(

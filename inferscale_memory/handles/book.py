@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -20,6 +21,7 @@ from inferscale_memory.handles.text import CLOSING, HANDLE, OPENING, decode_lett
 from inferscale_memory.scope import Scope, digest, length_prefixed
 
 DEFAULT_TTL = timedelta(days=1)
+PURGE_SECONDS = 3600.0
 
 _FORGOTTEN: list[str | int] = ["", 0]
 """Stands in a record where a deleted fact stood, so that a handle can say how many it has lost, not which."""
@@ -94,6 +96,7 @@ class HandleBook:
         self._engine = engine
         self._secrets = secrets
         self._bucket = -int(-ttl.total_seconds() // 1)  # whole seconds, rounded up
+        self._next_purge = time.monotonic() + PURGE_SECONDS
 
     def mint(
         self, scope: Scope, facts: Sequence[tuple[str, int]], refresh: int = 0, *, now: datetime | None = None
@@ -136,6 +139,10 @@ class HandleBook:
         )
         body = bytes([_VERSION]) + expiry.to_bytes(_EXPIRY_BYTES, "big") + bytes.fromhex(row.digest)
         self._save(row)
+        if time.monotonic() >= self._next_purge:
+            self._next_purge = time.monotonic() + PURGE_SECONDS
+            with suppress(StoreError):  # the handle is minted; what has expired is removed the next time
+                self.purge_expired()
         return OPENING + encode_letters(body + _mac(self._secrets.current(), body)) + CLOSING
 
     def open(self, token: str, scope: Scope | None = None, now: datetime | None = None) -> HandleRecord:

@@ -178,6 +178,17 @@ class ChunkStore:
         """A number that grows with every delete, by any process. Costs one stat."""
         return files.read_counter(self._counter)
 
+    def announce(self) -> None:
+        """Raise the generation although no file was deleted: copies in memory that have no file are to be dropped.
+
+        Raises:
+            StoreError: the folder cannot be written.
+        """
+        try:
+            files.bump(self._counter)
+        except OSError as error:
+            raise StoreError(f"a deletion could not be announced in {self.root}: {error}. Make it writable.") from error
+
     def keys(self) -> list[str]:
         """Keys of all chunks, of any model, that are there for every rank of this store's world. Sorted."""
         ranks: dict[str, set[int]] = defaultdict(set)

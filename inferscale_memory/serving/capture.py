@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ logger = logging.getLogger(__name__)
 KNOWN_KEYS = 65_536
 # A volatile chunk that does not fit the workers' pool would otherwise be captured again for every question.
 MAX_LOST = 3
+LOST_SECONDS = 60.0
 
 
 class Capturer:
@@ -41,7 +43,7 @@ class Capturer:
     def __init__(self, client: Any) -> None:
         self._client = client
         self._known: OrderedDict[str, None] = OrderedDict()
-        self._lost: OrderedDict[str, int] = OrderedDict()
+        self._lost: OrderedDict[str, tuple[int, float]] = OrderedDict()  # key -> times, and when last
         self._flights: dict[str, asyncio.Future[None]] = {}
         config = client.vllm_config
         self._limit = config.model_config.max_model_len - 1
@@ -113,12 +115,14 @@ class Capturer:
                 self._lose(span.key)
 
     def _lose(self, key: str) -> None:
-        self._lost[key] = self._lost.pop(key, 0) + 1
+        times, _ = self._lost.pop(key, (0, 0.0))
+        self._lost[key] = times + 1, time.monotonic()
         while len(self._lost) > KNOWN_KEYS:
             self._lost.popitem(last=False)
 
     def _worth(self, key: str) -> bool:
-        return self._lost.get(key, 0) < MAX_LOST
+        times, last = self._lost.get(key, (0, 0.0))
+        return times < MAX_LOST or time.monotonic() - last > LOST_SECONDS
 
     async def nudge(self) -> None:
         """Run one step, in which the workers look at the store's generation."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.forward_context import ForwardContext
     from vllm.v1.attention.backend import AttentionMetadata
-    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
@@ -74,6 +74,12 @@ class InferScaleConnector(KVConnectorBase_V1):
 
     # -- scheduler side ------------------------------------------------------------------------------------------------
 
+    def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
+        """The scheduler's blocks, from which a failed load must be taken out of the native prefix cache."""
+        super().bind_kv_cache_manager(kv_cache_manager)
+        if self._scheduler is not None:
+            self._scheduler.blocks = kv_cache_manager
+
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
         """Match: tokens past the local prefix hit that can be injected, synchronously."""
         assert self._scheduler is not None
@@ -85,7 +91,7 @@ class InferScaleConnector(KVConnectorBase_V1):
         self._scheduler.after_alloc(request, blocks, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        """Hand this step's loads, captures and evictions to the workers."""
+        """Hand this step's loads and captures to the workers."""
         assert self._scheduler is not None
         return self._scheduler.build(scheduler_output)
 

@@ -90,6 +90,8 @@ class LocalEngine:
         self.unsupported: str | None
         if not inject:
             self.unsupported = "injection is switched off"
+        elif backend.get("kv_transfer_config") is not None:
+            self.unsupported = "another KV connector is configured (kv_transfer_config)"
         elif pool <= 0:
             self.unsupported = "pool_bytes is 0, and a prompt's preamble lives in the workers' memory only"
         else:
@@ -254,7 +256,8 @@ class LocalEngine:
         covered = accounting.injected + accounting.local_hit
         volatile = {span.key for span in plan.ensure}
         keys = [span.key for span in plan.inject if span.end > covered and span.key not in volatile]
-        if keys and accounting.fallback_reason and self._resolver is not None:
+        about_chunks = (accounting.fallback_reason or "").startswith("chunk_")
+        if keys and about_chunks and self._resolver is not None:
             self._loop.loop.run_in_executor(None, self._resolver.missing, keys)
 
     @property
@@ -271,10 +274,12 @@ class LocalEngine:
             return
         self._closed = True
         client = getattr(self, "client", None)
-        if client is not None:
-            self._loop.run(_shutdown(client))
-        self._loop.close()
-        atexit.unregister(self._at_exit)
+        try:
+            if client is not None:
+                self._loop.run(_shutdown(client))
+        finally:
+            self._loop.close()
+            atexit.unregister(self._at_exit)
 
     def __enter__(self) -> Self:
         return self

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from inferscale_memory.kv.fingerprint import model_fingerprint, tokenizer_digest, weights_digest
+from inferscale_memory.scope import digest
 
 
 def engine_fingerprint(model: str, config: Any, options: Mapping[str, Any], cache_dir: Path) -> str:
@@ -29,7 +30,7 @@ def engine_fingerprint(model: str, config: Any, options: Mapping[str, Any], cach
         rope["long"] = config.max_model_len > original
     eager = bool(options.get("enforce_eager"))
     return model_fingerprint(
-        weights=weights_digest(folder, cache_dir),
+        weights=digest("weights", weights_digest(folder, cache_dir), *_changed_by(options)),
         dtype=config.dtype,
         rope=rope,
         layers=config.get_total_num_hidden_layers(),
@@ -41,6 +42,13 @@ def engine_fingerprint(model: str, config: Any, options: Mapping[str, Any], cach
         tp_size=int(options.get("tensor_parallel_size") or 1),
         quantization=str(config.quantization) if config.quantization else None,
     )
+
+
+def _changed_by(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Options that change what a model computes without changing its files."""
+    load_format = str(options.get("load_format", "auto"))
+    seed = str(options.get("seed")) if load_format == "dummy" else ""
+    return repr(options.get("hf_overrides")), load_format, seed
 
 
 def _snapshot(model: str, config: Any) -> Path:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
+from concurrent.futures import CancelledError
 from typing import Any, TypeVar
+
+from inferscale_memory.errors import EngineError
 
 T = TypeVar("T")
 _END = object()
@@ -29,6 +33,8 @@ class LoopThread:
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
             return future.result(timeout)
+        except CancelledError as error:
+            raise EngineError("this engine is closed.") from error
         except BaseException:
             future.cancel()
             raise
@@ -67,10 +73,22 @@ class LoopThread:
             task.cancel()
 
     def close(self) -> None:
-        """Stop the loop and wait for its thread."""
-        if self._thread.is_alive():
-            self.loop.call_soon_threadsafe(self.loop.stop)
-            self._thread.join(timeout=10)
+        """Cancel what still runs, so that no caller waits for ever, stop the loop and wait for its thread."""
+        if not self._thread.is_alive():
+            return
+        with contextlib.suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(_drain(), self.loop).result(timeout=10)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(timeout=10)
+        if not self._thread.is_alive():
+            self.loop.close()
+
+
+async def _drain() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _pump(items: AsyncGenerator[Any, None], put: Any) -> None:
@@ -79,7 +97,8 @@ async def _pump(items: AsyncGenerator[Any, None], put: Any) -> None:
             put(item)
         put(_END)
     except asyncio.CancelledError:
-        put(_END)
+        # Nobody listens to a stream that was left early; one cut off by the engine's end must not look complete.
+        put(EngineError("this engine is closed."))
         raise
     except BaseException as error:  # handed to the consumer, who raises it
         put(error)

@@ -71,7 +71,6 @@ class WorkerReport(KVConnectorWorkerMetadata):
 
     stored: dict[str, int] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
-    failed: dict[str, str] = field(default_factory=dict)
     load_errors: dict[str, str] = field(default_factory=dict)
     tap: TapReport | None = None
 
@@ -85,10 +84,9 @@ class WorkerReport(KVConnectorWorkerMetadata):
         return WorkerReport(
             stored=stored,
             gone=self.gone | other.gone,
-            failed={**self.failed, **other.failed},
             load_errors={**self.load_errors, **other.load_errors},
             tap=min(taps, key=lambda report: (report.problem is None, report.identical)) if taps else None,
         )
 
     def __bool__(self) -> bool:
-        return bool(self.stored or self.gone or self.failed or self.load_errors or self.tap)
+        return bool(self.stored or self.gone or self.load_errors or self.tap)

@@ -35,6 +35,11 @@ class OpenAISide:
         """The chat template the serving layer was given, ``None`` for the tokenizer's own."""
         return self._chat.chat_template
 
+    @property
+    def template_defaults(self) -> dict[str, Any]:
+        """Template options of every chat (``default_chat_template_kwargs``)."""
+        return dict(self._chat.default_chat_template_kwargs)
+
     async def chat(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> dict[str, Any]:
         """See ``LocalEngine.chat``."""
         request, plan = await self._chat_request(messages, dict(options), stream=False)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from inferscale_memory import metrics
-from inferscale_memory.errors import InvalidInputError, ScopeError
+from inferscale_memory.errors import InvalidInputError, PromptError, ScopeError
 from inferscale_memory.handles import find_handles, strip_handles
-from inferscale_memory.prompt import extract_handles
+from inferscale_memory.prompt import Assembled, extract_handles
 from inferscale_memory.prompt.messages import PLACE
 from inferscale_memory.scope import DEFAULT_TENANT, Scope
 from inferscale_memory.serving.resolve import Plan, Resolution, make_plan
@@ -44,15 +45,16 @@ class Preparer:
         resolution = self._resolve(handles, scope)
         if resolution is None or not (resolution.facts or resolution.refreshed):
             return Plan(token_ids=[], cleaned=without_place(found.messages))
-        assembled = self._engine.prompt.assemble(
+        assemble = partial(
+            self._engine.prompt.assemble,
             found.messages,
             resolution.facts,
             refreshed=resolution.refreshed,
             tools=options.get("tools"),
-            max_tokens_room=self._room(options),
             max_model_len=self._engine.max_model_len,
-            template_kwargs=_template_options(options),
+            template_kwargs={**self._engine.openai.template_defaults, **_template_options(options)},
         )
+        assembled = self._with_room(assemble, options)
         return self._finish(assembled, resolution, without_place(found.messages))
 
     async def text(self, prompt: str, options: dict[str, Any]) -> Plan:
@@ -69,16 +71,17 @@ class Preparer:
         resolution = self._resolve(handles, scope)
         if resolution is None or not (resolution.facts or resolution.refreshed):
             return Plan(token_ids=[], cleaned=strip_handles(prompt))
-        assembled = builder.assemble_text(
+        assemble = partial(
+            builder.assemble_text,
             prompt,
             resolution.facts,
             refreshed=resolution.refreshed,
-            max_tokens_room=self._room(options),
             max_model_len=self._engine.max_model_len,
         )
+        assembled = self._with_room(assemble, options)
         return self._finish(assembled, resolution, strip_handles(prompt))
 
-    def _finish(self, assembled: Any, resolution: Resolution, cleaned: Any) -> Plan:
+    def _finish(self, assembled: Assembled, resolution: Resolution, cleaned: Any) -> Plan:
         plan = make_plan(assembled, resolution, self._engine.fingerprint, self._engine.unsupported)
         plan.cleaned = cleaned
         if plan.dropped:
@@ -94,6 +97,9 @@ class Preparer:
             raise InvalidInputError(
                 "prompt_logprobs and echo need every prompt row computed; they cannot be combined with KV handles."
             )
+        for name in ("chat_template", "documents"):
+            if options.get(name) is not None:
+                raise InvalidInputError(f"{name} cannot be given per request beside a KV handle; set it on the engine.")
 
     def _resolve(self, handles: Sequence[str], scope: Any) -> Resolution | None:
         resolver = self._engine.resolver
@@ -103,13 +109,20 @@ class Preparer:
             return None
         return resolver.resolve(handles, scope)
 
-    def _room(self, options: Mapping[str, Any]) -> int:
+    def _with_room(self, assemble: Callable[..., Assembled], options: Mapping[str, Any]) -> Assembled:
+        """Assemble with room for the answer: what the caller asked for, else some, as long as the prompt leaves any."""
         wanted = options.get("max_completion_tokens") or options.get("max_tokens")
-        return int(wanted) if wanted else min(DEFAULT_ANSWER_ROOM, self._engine.max_model_len // 4)
+        if wanted:
+            return assemble(max_tokens_room=int(wanted))
+        try:
+            return assemble(max_tokens_room=min(DEFAULT_ANSWER_ROOM, self._engine.max_model_len // 4))
+        except PromptError:
+            return assemble(max_tokens_room=1)
 
 
 def _template_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    known = {name: options[name] for name in ("add_generation_prompt", "continue_final_message") if name in options}
+    names = ("add_generation_prompt", "continue_final_message", "reasoning_effort")
+    known = {name: options[name] for name in names if options.get(name) is not None}
     return {**known, **(options.get("chat_template_kwargs") or {})}
 
 

@@ -26,7 +26,7 @@ from inferscale_memory.serving.protocol import (
 )
 
 if TYPE_CHECKING:
-    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
@@ -61,6 +61,7 @@ class SchedulerSide:
         self.fingerprint = fingerprint
         self.store = ChunkStore(root, rank=0, world=world)
         self.tap: TapReport | None = None
+        self.blocks: KVCacheManager | None = None
         self._generation = self.store.generation()
         self._on_disk: set[str] = set()
         self._volatile: dict[str, int] = {}
@@ -73,7 +74,7 @@ class SchedulerSide:
         state = self._state(request)
         if state is None or not state.plan.inject:
             return 0
-        covered, state.reason = self._covered(state.plan.inject)
+        covered, state.reason = self._covered(state.plan.inject, local_hit)
         # vLLM must compute at least one token; a resumed request counts its own output too.
         covered = state.covered = min(covered, request.num_tokens - 1)
         if _needs_every_row(request):
@@ -81,11 +82,12 @@ class SchedulerSide:
             return 0
         return max(0, covered - local_hit)
 
-    def _covered(self, spans: Sequence[InjectSpan]) -> tuple[int, str | None]:
+    def _covered(self, spans: Sequence[InjectSpan], local_hit: int) -> tuple[int, str | None]:
         self._refresh()
         end = 0
         for span in spans:
-            if not self._available(span.key):
+            # What native blocks hold already need not be there as a chunk: an unused chunk may have been evicted.
+            if span.end > local_hit and not self._available(span.key):
                 return end, "preamble_missing" if span.start == 0 else "chunk_missing"
             end = span.end
         return end, None
@@ -203,6 +205,7 @@ class SchedulerSide:
 
     def update(self, output: KVConnectorOutput) -> None:
         """Take in what the workers stored, evicted and failed to load."""
+        self._uncache(output.invalid_block_ids)
         report = output.kv_connector_worker_meta
         if isinstance(report, WorkerReport):
             for key, count in report.stored.items():
@@ -214,6 +217,20 @@ class SchedulerSide:
                 self.tap = report.tap
             for request_id, reason in report.load_errors.items():
                 self._load_failed(request_id, reason, output.invalid_block_ids)
+
+    def _uncache(self, invalid: set[int]) -> None:
+        """Take blocks of a failed load, and those computed over them, out of the native prefix cache.
+
+        vLLM recomputes them in place and leaves them cached meanwhile; a request that is aborted or preempted before
+        that is done would leave garbage for the next one of the same salt.
+        """
+        if not invalid or self.blocks is None:
+            return
+        for request_id in self._states:
+            ids = self.blocks.get_block_ids(request_id)[0]
+            bad = next((index for index, block in enumerate(ids) if block in invalid), None)
+            if bad is not None:
+                self.blocks.evict_blocks(set(ids[bad:]))
 
     def _load_failed(self, request_id: str, reason: str, invalid: set[int]) -> None:
         state = self._states.get(request_id)

@@ -66,6 +66,7 @@ def refuse_config(config: Any, options: Mapping[str, Any]) -> str | None:
         (options.get("speculative_config"), "speculative decoding adds layers of a draft model"),
         (str(options.get("kv_cache_dtype", "auto")).startswith("fp8"), "an fp8 KV cache"),
         ((options.get("pipeline_parallel_size") or 1) > 1, "pipeline parallelism splits the layers"),
+        ((options.get("data_parallel_size") or 1) > 1, "data parallelism: preambles live in one replica only"),
         ((options.get("decode_context_parallel_size") or 1) > 1, "context parallelism splits the tokens"),
     ]
     return next((reason for found, reason in checks if found), None)

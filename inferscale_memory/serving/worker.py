@@ -94,7 +94,6 @@ class WorkerSide:
         generation = self.store.generation()
         if generation != self._generation:
             self._generation = generation
-            self._preambles &= set(self.pool.keys())
             gone = self.pool.sweep(lambda key: key in self._preambles or self.store.exists(key, self.fingerprint))
             self.report.gone.update(gone)
 
@@ -126,7 +125,15 @@ class WorkerSide:
     @torch.inference_mode()
     def load(self, runs: list[LoadRun]) -> None:
         """Fill the covered prompt positions of all requests of this step; what fails is reported, not raised."""
-        ready = [gather for run in runs if (gather := self._gather(run)) is not None]
+        try:
+            self._fill([gather for run in runs if (gather := self._gather(run)) is not None])
+        except Exception:  # whatever it is (out of memory, say), prefill is the answer, not a dead engine
+            logger.exception("a load failed; its tokens are prefilled")
+            self._scratch = None
+            for run in runs:
+                self._fail(run, [], run.begin, "load_failed")
+
+    def _fill(self, ready: list[Gather]) -> None:
         total = sum(gather.run.stop - gather.run.begin for gather in ready)
         if not total:
             return
@@ -176,7 +183,9 @@ class WorkerSide:
                 self.report.gone.add(place.key)
                 return None, "chunk_unreadable"
             chunk = on_device(chunk, self._device())
-            self.report.gone.update(self.pool.put(chunk).evicted)
+            evicted = self.pool.put(chunk).evicted
+            self._preambles.difference_update(evicted)
+            self.report.gone.update(evicted)
         if chunk.keys.shape[:2] != (len(self.layers), place.length):
             return None, "chunk_shape"
         return chunk, ""
@@ -246,7 +255,7 @@ class WorkerSide:
                 return
         if not staging.complete:
             rows = int(staging.seen.all(dim=0).sum())
-            self.report.failed[piece.key] = f"{rows} of {piece.end - piece.start} rows were captured"
+            logger.error("chunk %s: %d of %d rows were captured", piece.key[:12], rows, piece.end - piece.start)
             return
         chunk = Chunk(
             key=piece.key,
@@ -264,9 +273,9 @@ class WorkerSide:
                 self.store.put(chunk)
             except StoreError as error:
                 logger.error("a chunk could not be stored: %s", error)
-                self.report.failed[piece.key] = str(error)
                 return
         result = self.pool.put(chunk, volatile=piece.volatile)
+        self._preambles.difference_update(result.evicted)
         self.report.gone.update(result.evicted)
         if piece.volatile and result.stored:
             self.report.gone.discard(piece.key)

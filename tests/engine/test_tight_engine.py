@@ -97,6 +97,21 @@ def test_chunked_prefill_injects_what_chunked_prefill_computes(tight, open_memor
     assert distance(injected, cold) == 0.0
 
 
+def test_chunks_made_for_one_prompt_leave_the_workers_memory_when_a_fact_is_deleted(tight, open_memory, user, worker):
+    memory = open_memory(tight, policy="prefix")
+    ids = remember(memory, travels(3), user)
+    plan = tight.plan(ask(memory.recall("Rome", 3, user_id=user)))
+    run(tight, plan)
+    preamble, *facts = [span.key for span in plan.inject]
+    assert all(key in worker.pool for key in (preamble, *facts))
+    memory.delete(ids[0], user_id=user)
+    assert not any(key in worker.pool for key in facts)
+    assert preamble in worker.pool, "it holds nobody's facts"
+    again = run(tight, tight.plan(ask(memory.recall("Rome", 3, user_id=user))))
+    assert tight.accounting(again).fallback_reason is None
+    worker.pool.check_integrity()
+
+
 def padded_plan(engine, handle, tokens):
     plans = (engine.plan(ask(handle, system="so " * words)) for words in range(tokens))
     return next(plan for plan in plans if len(plan.token_ids) >= tokens)

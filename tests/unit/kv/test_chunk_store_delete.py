@@ -80,3 +80,9 @@ def test_a_delete_cut_short_is_finished_by_the_next_store_to_open(store, make_ch
     ChunkStore(store.root)
     assert leftovers(store) == []
     assert store.generation() > before
+
+
+def test_a_deletion_without_files_is_announced_like_one_with_files(store):
+    before = store.generation()
+    store.announce()
+    assert store.generation() > before

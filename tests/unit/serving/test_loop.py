@@ -2,10 +2,12 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncGenerator
 
 import pytest
 
+from inferscale_memory.errors import EngineError
 from inferscale_memory.serving.loop import LoopThread
 
 
@@ -95,3 +97,32 @@ def test_an_error_in_a_stream_comes_after_the_items_before_it(loop: LoopThread) 
     with pytest.raises(RuntimeError, match="the stream broke"):
         seen.extend(loop.stream(Source(fail=True).items()))
     assert seen == [0, 1]
+
+
+def test_closing_the_loop_ends_every_call_that_still_waits(loop: LoopThread) -> None:
+    outcome: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            loop.run(asyncio.sleep(600))
+        except BaseException as error:
+            outcome.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    time.sleep(0.05)
+    loop.close()
+    waiting.join(5)
+    assert [type(error) for error in outcome] == [EngineError]
+
+
+def test_a_stream_cut_off_by_the_end_does_not_look_complete(loop: LoopThread) -> None:
+    async def endless() -> AsyncGenerator[int, None]:
+        yield 1
+        await asyncio.sleep(600)
+
+    stream = loop.stream(endless())
+    assert next(stream) == 1
+    loop.close()
+    with pytest.raises(EngineError, match="closed"):
+        next(stream)
