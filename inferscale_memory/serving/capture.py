@@ -42,7 +42,7 @@ class Capturer:
 
     def __init__(self, client: Any) -> None:
         self._client = client
-        self._known: OrderedDict[str, None] = OrderedDict()
+        self._known: OrderedDict[str, int] = OrderedDict()  # key -> where its chunk begins
         self._lost: OrderedDict[str, tuple[int, float]] = OrderedDict()  # key -> times, and when last
         self._flights: dict[str, asyncio.Future[None]] = {}
         config = client.vllm_config
@@ -91,7 +91,7 @@ class Capturer:
             # Salted with a nonce: nothing is ever read back from these blocks, and nobody else may hit them.
             await self._send(plan.token_ids[:end], capture_params(spans), secrets.token_hex(32))
             for span in spans:
-                self._known[span.key] = None
+                self._known[span.key] = span.start
             while len(self._known) > KNOWN_KEYS:
                 self._known.popitem(last=False)
         except EncodingError as error:
@@ -125,7 +125,9 @@ class Capturer:
         return times < MAX_LOST or time.monotonic() - last > LOST_SECONDS
 
     async def nudge(self) -> None:
-        """Run one step, in which the workers look at the store's generation."""
+        """Run one step, in which the workers look at the store's generation and drop what holds facts but no file."""
+        for key in [key for key, start in self._known.items() if start]:
+            del self._known[key]
         await self._send([1], inject_params([]), secrets.token_hex(32))
 
     async def _send(self, token_ids: Sequence[int], params: dict[str, Any], salt: str) -> None:

@@ -28,6 +28,7 @@ METHODS = {
     "history": lambda m: m.history("id", user_id="alice"),
     "flush": lambda m: m.flush(),
     "status": lambda m: m.status(),
+    "retry_parked": lambda m: m.retry_parked(),
 }
 
 
