@@ -79,6 +79,8 @@ class LocalEngine:
         frontend, backend = compat.split_options(options)
         backend.setdefault("max_logprobs", -1)
         backend.setdefault("disable_log_stats", True)
+        # A step scheduled ahead may read blocks whose load is about to fail; not tried on a device yet.
+        backend.setdefault("async_scheduling", False)
         if in_process:
             backend.setdefault("distributed_executor_backend", "uni")
         if compat.platform_is_cpu():
