@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
-import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,7 +16,7 @@ from inferscale_memory.serving import client as vllm_client
 from inferscale_memory.serving import compat, warmup
 from inferscale_memory.serving.capture import Capturer
 from inferscale_memory.serving.identity import engine_fingerprint
-from inferscale_memory.serving.loop import LoopThread
+from inferscale_memory.serving.loop import LoopThread, close_at_exit
 from inferscale_memory.serving.openai_api import OpenAISide, accounting_of
 from inferscale_memory.serving.prepare import Preparer
 from inferscale_memory.serving.protocol import (
@@ -106,7 +105,7 @@ class LocalEngine:
             logger.warning("%s is served by plain prefill: %s.", self.model, self.unsupported)
         self._loop = LoopThread("inferscale-engine")
         # Without this a script that ends in an exception would wait for the engine's processes for ever.
-        self._at_exit = _close_at_exit(self)
+        self._at_exit = close_at_exit(self)
         try:
             self._loop.run(self._start(arguments, path, frontend, in_process=in_process))
         except BaseException:
@@ -288,18 +287,6 @@ class LocalEngine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _close_at_exit(engine: LocalEngine) -> Callable[[], None]:
-    reference = weakref.ref(engine)
-
-    def close() -> None:
-        alive = reference()
-        if alive is not None:
-            alive.close()
-
-    atexit.register(close)
-    return close
 
 
 async def _shutdown(client: Any) -> None:

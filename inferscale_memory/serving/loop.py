@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import queue
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from inferscale_memory.errors import EngineError
 
@@ -104,3 +106,24 @@ async def _pump(items: AsyncGenerator[Any, None], put: Any) -> None:
         put(error)
     finally:
         await items.aclose()
+
+
+class Closable(Protocol):
+    """What has to be closed before the interpreter ends."""
+
+    def close(self) -> None:
+        """Close it; may be called twice."""
+        ...
+
+
+def close_at_exit(thing: Closable) -> Callable[[], None]:
+    """Close ``thing`` at the interpreter's exit if it still lives then; returns what to unregister."""
+    reference = weakref.ref(thing)
+
+    def close() -> None:
+        alive = reference()
+        if alive is not None:
+            alive.close()
+
+    atexit.register(close)
+    return close

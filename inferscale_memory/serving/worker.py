@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from inferscale_memory.kv.pool import ChunkPool
 from inferscale_memory.kv.store import ChunkStore
 from inferscale_memory.serving.metadata import CapturePiece, LoadChunk, LoadRun, StepMetadata, WorkerReport
 from inferscale_memory.serving.protocol import TapReport
-from inferscale_memory.serving.staging import Layer, Staging
+from inferscale_memory.serving.staging import Layer, Staging, on_device
 from inferscale_memory.serving.support import refuse_layers
 from inferscale_memory.serving.taps import ExactTap, Tap, UnrotatedTap
 
@@ -297,10 +297,3 @@ class WorkerSide:
         """What happened since the last call, or ``None``."""
         report, self.report = self.report, WorkerReport()
         return report if report else None
-
-
-def on_device(chunk: Chunk, device: torch.device) -> Chunk:
-    """The chunk with its tensors on ``device``; itself where they are there already."""
-    if chunk.keys.device == device:
-        return chunk
-    return replace(chunk, keys=chunk.keys.to(device), values=chunk.values.to(device))

@@ -1,4 +1,4 @@
-"""A load fails, and the request is gone before its prompt is recomputed: nothing of it may be served to the next one."""
+"""A load fails, and the request is gone before its prompt is recomputed: nothing of it may be served to others."""
 
 from __future__ import annotations
 
