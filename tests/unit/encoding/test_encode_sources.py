@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
+from pydantic_core import PydanticSerializationError
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -171,7 +172,11 @@ def test_llama_indexes_own_export_is_read(write):
     llms = pytest.importorskip("llama_index.core.llms")
     store = storage.SimpleChatStore()
     store.add_message("chat", llms.ChatMessage(role="user", content="I have a dog"))
-    source = read_source(write(store.json()))
+    try:
+        exported = store.model_dump_json()
+    except PydanticSerializationError as error:  # llama-index-core 0.14.25 with pydantic 2.14: its own persist() fails
+        pytest.xfail(f"llama-index cannot export its chat store here: {error}")
+    source = read_source(write(exported))
     assert [(item.role, item.text, item.scope) for item in source] == [("user", "I have a dog", {"session_id": "chat"})]
 
 
