@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
-from pydantic_core import PydanticSerializationError
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic_core import PydanticSerializationError
 
 from inferscale_memory.encoding._locomo import locomo_time
 from inferscale_memory.encoding.sources import FORMATS, read_source
