@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from inferscale_memory.bench.common import TABLE_WIDTH, engine_options, fresh_salt, progress, status
+from inferscale_memory.bench.common import TABLE_WIDTH, fresh_salt, open_engine, progress, status
 from inferscale_memory.bench.exactness import compare
-from inferscale_memory.errors import EncodingError, EngineError, UnsupportedModelError
+from inferscale_memory.errors import EncodingError, EngineError
 from inferscale_memory.throwaway import throwaway_home
 
 if TYPE_CHECKING:
@@ -92,10 +92,10 @@ def run(*, model: str = "demo", home: Path | None = None, json: bool = False) ->
     console = Console(highlight=False, quiet=json)
     console.width = max(console.width, TABLE_WIDTH)
     with _home(home) as folder:
-        with _engine(model, folder) as engine, _memory(engine, folder) as memory:
+        with open_engine(model, folder, MAX_MODEL_LEN, "show injection") as engine, _memory(engine, folder) as memory:
             remembered = _remember(memory)
         console.print(f"{remembered} messages remembered and encoded. The engine is stopped and started again.")
-        with _engine(model, folder) as engine:
+        with open_engine(model, folder, MAX_MODEL_LEN, "show injection") as engine:
             with _memory(engine, folder) as memory:
                 answers = _answers(engine, memory)
             exactness = _exactness(engine, folder)
@@ -115,21 +115,6 @@ def run(*, model: str = "demo", home: Path | None = None, json: bool = False) ->
 
 def _home(home: Path | None) -> AbstractContextManager[Path]:
     return throwaway_home(label="demo") if home is None else nullcontext(home)
-
-
-@contextmanager
-def _engine(model: str, folder: Path) -> Iterator[LocalEngine]:
-    from inferscale_memory.models import resolve_model
-    from inferscale_memory.serving.engine import LocalEngine
-
-    # Before the spinner: fetching a demo model shows a bar of its own.
-    resolve_model(model, home=folder)
-    with status(f"starting the engine with {model}"):
-        engine = LocalEngine(model, home=folder, **engine_options(MAX_MODEL_LEN))
-    with engine:
-        if engine.unsupported is not None:
-            raise UnsupportedModelError(f"{model} cannot show injection: {engine.unsupported}.")
-        yield engine
 
 
 def _memory(engine: LocalEngine, folder: Path, policy: str = POLICY) -> Memory:

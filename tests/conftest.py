@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 # Before anything imports the libraries that read them once.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -12,7 +13,8 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -53,3 +55,27 @@ def demo_model(_clean_settings: None) -> Path:
 def embedder_model(_clean_settings: None) -> Path:
     """Folder of all-MiniLM-L6-v2; fetched on first use, never skipped."""
     return models.ensure("all-MiniLM-L6-v2", progress=False)
+
+
+@pytest.fixture(scope="session")
+def without_root() -> Callable[[Path], AbstractContextManager[Path]]:
+    """``with without_root(folder)``: the test owns ``folder`` and obeys permissions; the folder is removed after."""
+
+    @contextmanager
+    def dropped(folder: Path) -> Iterator[Path]:
+        root = os.geteuid() == 0
+        if root:
+            for path in (folder, *folder.rglob("*")):
+                os.chown(path, 65534, 65534)
+            os.seteuid(65534)
+        try:
+            yield folder
+        finally:
+            if root:
+                os.seteuid(0)
+            for path in (folder, *folder.rglob("*")):
+                if path.is_dir():
+                    path.chmod(0o700)
+            shutil.rmtree(folder)
+
+    return dropped

@@ -88,18 +88,39 @@ def open_bench(model: str, home: Path | None, *, policy: str, max_model_len: int
         UnsupportedModelError: the model cannot be injected, so there is nothing to measure.
     """
     from inferscale_memory.memory import Memory
+
+    with (
+        throwaway_home(home, label="bench") as folder,
+        open_engine(model, folder, max_model_len, "be measured, it is not injected") as engine,
+        Memory(engine, home=folder, policy=policy) as memory,
+    ):
+        yield Bench(engine, memory)
+
+
+@contextmanager
+def open_engine(model: str, folder: Path, max_model_len: int, purpose: str) -> Iterator[LocalEngine]:
+    """Start an engine that injects, with a spinner; closed at the end of the block.
+
+    Args:
+        model: a demo model, a folder or a hub id.
+        folder: its home.
+        max_model_len: longest prompt and answer, in tokens.
+        purpose: what a model that is not injected cannot do, for the error.
+
+    Raises:
+        UnsupportedModelError: the model cannot be injected.
+    """
     from inferscale_memory.models import resolve_model
     from inferscale_memory.serving.engine import LocalEngine
 
-    with throwaway_home(home, label="bench") as folder:
-        resolve_model(model, home=folder)
-        with status(f"starting the engine with {model}"):
-            engine = LocalEngine(model, home=folder, **engine_options(max_model_len))
-        with engine:
-            if engine.unsupported is not None:
-                raise UnsupportedModelError(f"{model} cannot be measured, it is not injected: {engine.unsupported}.")
-            with Memory(engine, home=folder, policy=policy) as memory:
-                yield Bench(engine, memory)
+    # Before the spinner: fetching a demo model shows a bar of its own.
+    resolve_model(model, home=folder)
+    with status(f"starting the engine with {model}"):
+        engine = LocalEngine(model, home=folder, **engine_options(max_model_len))
+    with engine:
+        if engine.unsupported is not None:
+            raise UnsupportedModelError(f"{model} cannot {purpose}: {engine.unsupported}.")
+        yield engine
 
 
 def engine_options(max_model_len: int) -> dict[str, Any]:

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -70,19 +69,7 @@ def store(tmp_path: Path) -> ChunkStore:
 
 
 @pytest.fixture
-def unprivileged_dir() -> Iterator[Path]:
+def unprivileged_dir(without_root: Callable[[Path], AbstractContextManager[Path]]) -> Iterator[Path]:
     """A folder that the test owns while it runs without root's power to ignore permissions."""
-    folder = Path(tempfile.mkdtemp(dir="/tmp"))
-    root = os.geteuid() == 0
-    if root:
-        os.chown(folder, 65534, 65534)
-        os.seteuid(65534)
-    try:
+    with without_root(Path(tempfile.mkdtemp(dir="/tmp"))) as folder:
         yield folder
-    finally:
-        if root:
-            os.seteuid(0)
-        for path in (folder, *folder.rglob("*")):
-            if path.is_dir():
-                path.chmod(0o700)
-        shutil.rmtree(folder)

@@ -71,23 +71,11 @@ def started() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 
 @pytest.fixture
-def unprivileged_home(monkeypatch: pytest.MonkeyPatch, empty_database: Path) -> Iterator[Path]:
+def unprivileged_home(without_root, monkeypatch: pytest.MonkeyPatch, empty_database: Path) -> Iterator[Path]:
     """A home that the test owns while it runs without root's power to ignore permissions."""
     folder = Path(tempfile.mkdtemp(dir="/tmp"))
     (folder / "memory").mkdir(mode=0o700)
     shutil.copy(empty_database, folder / "memory" / "facts.db")
     monkeypatch.setenv("INFERSCALE_HOME", str(folder))
-    root = os.geteuid() == 0
-    if root:
-        for path in (folder, *folder.rglob("*")):
-            os.chown(path, 65534, 65534)
-        os.seteuid(65534)
-    try:
+    with without_root(folder):
         yield folder
-    finally:
-        if root:
-            os.seteuid(0)
-        for path in (folder, *folder.rglob("*")):
-            if path.is_dir():
-                path.chmod(0o700)
-        shutil.rmtree(folder)
