@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from inferscale_memory.sync_memory import MAX_K, SyncMemory
 
 if TYPE_CHECKING:
     from inferscale_memory.encoding.encoder import FlushReport, Progress
-    from inferscale_memory.facts import AddResult, Content, Fact, Page, Revision
+    from inferscale_memory.facts import AddResult, Content, Fact, Page, Revision, Turn
     from inferscale_memory.handle import Explanation, Handle
     from inferscale_memory.retrieval import ScoredFact
 
@@ -72,10 +72,16 @@ class Memory(SyncMemory):
         return await asyncio.to_thread(self.delete_all, **scope)
 
     async def asearch(
-        self, query: str, k: int | None = None, *, threshold: float | None = None, **scope: Any
+        self,
+        query: str,
+        k: int | None = None,
+        *,
+        threshold: float | None = None,
+        exclude: Collection[str] = (),
+        **scope: Any,
     ) -> list[ScoredFact]:
         """Async twin of ``search``."""
-        return await asyncio.to_thread(self.search, query, k, threshold=threshold, **scope)
+        return await asyncio.to_thread(self.search, query, k, threshold=threshold, exclude=exclude, **scope)
 
     async def arecall(
         self,
@@ -84,10 +90,11 @@ class Memory(SyncMemory):
         refresh: int | None = None,
         *,
         threshold: float | None = None,
+        exclude: Collection[str] = (),
         **scope: Any,
     ) -> Handle:
         """Async twin of ``recall``."""
-        return await asyncio.to_thread(self.recall, query, k, refresh, threshold=threshold, **scope)
+        return await asyncio.to_thread(self.recall, query, k, refresh, threshold=threshold, exclude=exclude, **scope)
 
     async def aexplain(self, handle: str, **scope: Any) -> Explanation:
         """Async twin of ``explain``."""
@@ -100,6 +107,10 @@ class Memory(SyncMemory):
     async def alist(self, *, limit: int = 100, cursor: str | None = None, **scope: Any) -> Page:
         """Async twin of ``list``."""
         return await asyncio.to_thread(self.list, limit=limit, cursor=cursor, **scope)
+
+    async def aturns(self, *, limit: int | None = None, **scope: Any) -> Sequence[Turn]:
+        """Async twin of ``turns``."""
+        return await asyncio.to_thread(self.turns, limit=limit, **scope)
 
     async def ahistory(self, fact_id: str, **scope: Any) -> Sequence[Revision]:
         """Async twin of ``history``."""

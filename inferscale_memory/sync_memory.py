@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from numbers import Real
-from threading import Event
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from inferscale_memory import metrics
-from inferscale_memory.encoding.encoder import EncoderStatus, FlushReport, Progress
 from inferscale_memory.encoding.purge import purge
 from inferscale_memory.errors import EngineError, FactNotFoundError, InvalidInputError, StoreError
-from inferscale_memory.facts import AddResult, Fact, Page, Revision, check_metadata, coerce_items
+from inferscale_memory.facts import AddResult, Fact, Page, Revision, Turn, check_metadata, coerce_items
 from inferscale_memory.handle import ExplainedFact, Explanation, Handle
 from inferscale_memory.handles import strip_handles
-from inferscale_memory.memory_parts import MemoryParts
+from inferscale_memory.memory_encoding import MemoryEncoding
 from inferscale_memory.retrieval import ScoredFact
 
 if TYPE_CHECKING:
@@ -27,7 +24,7 @@ MAX_K = 10_000
 REMEMBERED_SCORES = 1_000
 
 
-class SyncMemory(MemoryParts):
+class SyncMemory(MemoryEncoding):
     """The methods of ``Memory``, whose docstring holds what they have in common.
 
     Each takes the scope as keywords: ``user_id``, ``agent_id``, ``session_id``, ``tenant_id``. Each may raise
@@ -149,9 +146,15 @@ class SyncMemory(MemoryParts):
     # -- finding -------------------------------------------------------------------------------------------------------
 
     def search(
-        self, query: str, k: int | None = None, *, threshold: float | None = None, **scope: Any
+        self,
+        query: str,
+        k: int | None = None,
+        *,
+        threshold: float | None = None,
+        exclude: Collection[str] = (),
+        **scope: Any,
     ) -> list[ScoredFact]:
-        """Find the ``k`` facts that answer a question, best first; ``k`` come if ``k`` exist.
+        """Find the ``k`` facts that answer a question, best first; ``k`` come if ``k`` exist beside ``exclude``.
 
         Raises:
             InvalidInputError: the query is blank, or ``k`` is not 1 to 10,000.
@@ -162,7 +165,7 @@ class SyncMemory(MemoryParts):
         if not isinstance(wanted, int) or isinstance(wanted, bool) or not 1 <= wanted <= MAX_K:
             raise InvalidInputError(f"k is {wanted!r}; wanted the number of facts, 1 to {MAX_K:,}.")
         with metrics.SEARCH_SECONDS.time():
-            return self.retriever.search(query, owner, wanted, threshold=threshold)
+            return self.retriever.search(query, owner, wanted, threshold=threshold, exclude=exclude)
 
     def recall(
         self,
@@ -171,6 +174,7 @@ class SyncMemory(MemoryParts):
         refresh: int | None = None,
         *,
         threshold: float | None = None,
+        exclude: Collection[str] = (),
         **scope: Any,
     ) -> Handle:
         """Find facts and name them by a handle, to be put into a system message.
@@ -181,6 +185,7 @@ class SyncMemory(MemoryParts):
             refresh: how many of the best-ranked are prefilled as text behind the injected ones; ``refresh=k`` or more
                 is plain prompt injection, with no token injected.
             threshold: leave out facts of a lower cosine.
+            exclude: ids of facts that take no slot, such as those of turns that the prompt holds as text.
             scope: whose memory.
 
         Raises:
@@ -190,7 +195,7 @@ class SyncMemory(MemoryParts):
         if not isinstance(again, int) or isinstance(again, bool) or again < 0:
             raise InvalidInputError(f"refresh is {again!r}; wanted a number of facts, 0 to k.")
         with metrics.RECALL_SECONDS.time():
-            found = self.search(query, k, threshold=threshold, **scope)
+            found = self.search(query, k, threshold=threshold, exclude=exclude, **scope)
             placed = [(scored.fact.id, scored.fact.revision) for scored in reversed(found)]
             token = self.handles.mint(self._owner(scope), placed, min(again, len(placed)))
         with self._scores_lock:
@@ -251,6 +256,17 @@ class SyncMemory(MemoryParts):
         """
         return self.store.list(self._owner(scope), limit=limit, cursor=cursor)
 
+    def turns(self, *, limit: int | None = None, **scope: Any) -> Sequence[Turn]:
+        """The newest turns of a conversation, oldest first; at most ``limit``, or all.
+
+        With a ``session_id`` those of that session only, without one those of every session of the scope: the turns
+        that ``delete_all`` of the same scope would remove. What was saved as text was not said in a conversation.
+
+        Raises:
+            InvalidInputError: ``limit`` is not 1 or more.
+        """
+        return self.store.turns(self._owner(scope), limit=limit)
+
     def history(self, fact_id: str, **scope: Any) -> Sequence[Revision]:
         """What became of a fact, oldest first.
 
@@ -258,39 +274,3 @@ class SyncMemory(MemoryParts):
             FactNotFoundError: no such fact in this scope.
         """
         return self.store.history(fact_id, self._owner(scope))
-
-    # -- encoding ------------------------------------------------------------------------------------------------------
-
-    def flush(self, timeout: float | None = None, *, progress: Progress | None = None, **scope: Any) -> FlushReport:
-        """Wait until facts are encoded; of one scope, or without one of everybody.
-
-        Returns at once where there is no encoder (no engine, or a model that cannot be injected).
-
-        Raises:
-            InvalidInputError: ``timeout`` is not a number of seconds, 0 or more.
-            FlushTimeoutError: some were left after ``timeout`` seconds.
-            EngineError: the engine died.
-        """
-        return self._flush(timeout, progress, scope, None)
-
-    def _flush(
-        self, timeout: float | None, progress: Progress | None, ids: Mapping[str, Any], given_up: Event | None
-    ) -> FlushReport:
-        self._check_open()
-        owner = self._owner(ids) if ids else None
-        if timeout is not None and not (isinstance(timeout, Real) and timeout >= 0):
-            raise InvalidInputError(f"timeout is {timeout!r}; wanted seconds, 0 or more, or None to wait for ever.")
-        if self.encoder is None:
-            return FlushReport(0, ())
-        return self.encoder.flush(timeout, owner, progress, given_up=given_up)
-
-    def status(self) -> EncoderStatus | None:
-        """State of the background encoder, ``None`` where there is none."""
-        self._check_open()
-        return None if self.encoder is None else self.encoder.status()
-
-    def retry_parked(self, **scope: Any) -> int:
-        """Encode facts again that were set aside after failing (a full disk, say); returns how many."""
-        owner = self._owner(scope) if scope else None
-        self._check_open()
-        return 0 if self.encoder is None else self.encoder.retry_parked(owner)

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from inferscale_memory.errors import FactNotFoundError, InvalidInputError
 from inferscale_memory.facts.checking import check_batch
+from inferscale_memory.facts.conversation import facts_of_turns, newest_turns
 from inferscale_memory.facts.derived import DerivedData
 from inferscale_memory.facts.models import (
     AddResult,
@@ -132,6 +133,20 @@ class FactStore(DerivedData):
         """
         return self._write(lambda session: erase(session, [find(session, fact_id, scope)])[0], tx)
 
+    def delete_many(self, ids: Iterable[str], *, tx: Session | None = None) -> _Facts:
+        """Remove facts of any scope as ``delete`` does, for callers that have checked it; returns what they were.
+
+        Missing ones are passed over.
+        """
+
+        def work(session: Session) -> _Facts:
+            rows = [
+                row for some in batches(ids) for row in session.scalars(select(FactRow).where(FactRow.id.in_(some)))
+            ]
+            return erase(session, rows) if rows else []
+
+        return self._write(work, tx)
+
     def delete_all(self, scope: Scope, *, tx: Session | None = None) -> tuple[Fact, ...]:
         """Remove every fact and turn whose scope names all that ``scope`` names; returns the facts.
 
@@ -173,6 +188,29 @@ class FactStore(DerivedData):
                 row for some in batches(ids) for row in session.scalars(select(TurnRow).where(TurnRow.id.in_(some)))
             )
             return {row.id: to_turn(row) for row in found}
+
+    def turns(self, scope: Scope, *, limit: int | None = None, tx: Session | None = None) -> _Turns:
+        """The newest turns of a conversation, oldest first; see ``conversation.newest_turns``.
+
+        Args:
+            scope: whose. Turns that name all that it names are given, as ``delete_all`` would remove them: with a
+                session that session's only, without one the turns of every session.
+            limit: at most so many, 1 or more; None gives all.
+            tx: a session of ``transaction``.
+
+        Raises:
+            InvalidInputError: ``limit`` is not 1 or more.
+        """
+        with self._read(tx) as session:
+            return newest_turns(session, scope, limit)
+
+    def facts_of_turns(self, turn_ids: Iterable[str], *, tx: Session | None = None) -> dict[str, tuple[str, ...]]:
+        """Ids of the facts that name a turn as their source, by ``Turn.id``; turns that no fact names are left out.
+
+        For callers that have checked the scope of the turns.
+        """
+        with self._read(tx) as session:
+            return facts_of_turns(session, turn_ids)
 
     def list(self, scope: Scope, *, limit: int = 100, cursor: str | None = None, tx: Session | None = None) -> Page:
         """Facts of the scope, oldest first.

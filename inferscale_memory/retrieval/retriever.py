@@ -15,7 +15,7 @@ from inferscale_memory.retrieval.base import Embedder, EmbeddingError, Hit, Vect
 from inferscale_memory.retrieval.batching import embed_each
 from inferscale_memory.retrieval.catalog import Failure
 from inferscale_memory.retrieval.keeper import IndexKeeper
-from inferscale_memory.retrieval.vectors import check_k
+from inferscale_memory.retrieval.vectors import check_k, unit_rows
 from inferscale_memory.scope import Scope
 
 if TYPE_CHECKING:
@@ -90,7 +90,14 @@ class Retriever:
         self._keeper.check_integrity()
 
     def search(
-        self, query: str, scope: Scope, k: int, *, threshold: float | None = None, fresh: bool = True
+        self,
+        query: str,
+        scope: Scope,
+        k: int,
+        *,
+        threshold: float | None = None,
+        exclude: Collection[str] = (),
+        fresh: bool = True,
     ) -> list[ScoredFact]:
         """Find the ``k`` best facts that ``scope`` covers, best first; ``k`` come back if ``k`` exist.
 
@@ -102,24 +109,27 @@ class Retriever:
             scope: whose facts, see ``Scope.covers``.
             k: at least 1.
             threshold: where given, only facts of at least this cosine, in [-1, 1].
+            exclude: ids of facts that shall not be found; the next best take their slots.
             fresh: call ``sync`` first. False searches what is indexed, and never waits behind a bulk import.
 
         Raises:
-            InvalidInputError: the query is blank or holds a lone surrogate, or ``k`` or ``threshold`` is out of range.
+            InvalidInputError: the query is blank or holds a lone surrogate, ``k`` or ``threshold`` is out of range, or
+                ``exclude`` is no collection of ids.
             EmbeddingError: the embedder failed on the query; nothing was searched.
         """
         k = check_k(k)
         if threshold is not None and not (isinstance(threshold, Real) and -1.0 <= threshold <= 1.0):
             raise InvalidInputError(f"threshold is {threshold!r}, want a cosine in [-1, 1], or None.")
+        unwanted = _check_ids(exclude)
         vector = self._embed_query(query)
         if fresh:
             self.sync()
         may_resync = fresh
-        fetch = k + max(k // 2, 8)
+        fetch = k + max(k // 2, 8) + len(unwanted)
         while True:
             hits = self._keeper.search(vector, fetch, scope)
             good = [hit for hit in hits if threshold is None or hit.score >= threshold]
-            found, changed = self._select(good, scope, k)
+            found, changed = self._select([hit for hit in good if hit.id not in unwanted], scope, k)
             if changed and may_resync:  # facts updated since the sync above: index them, and look once more
                 may_resync = False
                 self.sync()
@@ -127,6 +137,24 @@ class Retriever:
                 return found
             else:
                 fetch *= 2
+
+    def scores(self, query: str, fact_ids: Collection[str]) -> dict[str, float]:
+        """Cosines in [-1, 1] of the question and each of these facts, for callers that rank something facts stand for.
+
+        The scopes are the caller's to check. Facts without a vector (deleted, or not embeddable) are left out.
+
+        Raises:
+            InvalidInputError: the query is blank or holds a lone surrogate.
+            EmbeddingError: the embedder failed on the query.
+        """
+        vector = unit_rows(self._embed_query(query)[None], ["the query"])[0]
+        self.sync()
+        indexed = self._keeper.snapshot(list(dict.fromkeys(fact_ids)))
+        if not indexed:
+            return {}
+        rows = np.stack([held for _, held in indexed.values()])
+        cosines = np.clip(rows @ vector, -1.0, 1.0)
+        return dict(zip(indexed, cosines.tolist(), strict=True))
 
     def _select(self, hits: Sequence[Hit], scope: Scope, k: int) -> tuple[list[ScoredFact], bool]:
         """Hydrate hits, drop the outdated ones, merge near-duplicates; also whether one was updated meanwhile."""
@@ -165,3 +193,10 @@ class Retriever:
         if isinstance(result, EmbeddingError):
             raise EmbeddingError(f"the query could not be embedded, so nothing was searched: {result}")
         return result
+
+
+def _check_ids(exclude: object) -> frozenset[str]:
+    """A string is a collection of its characters: taken for one, it would exclude nothing without a word."""
+    if isinstance(exclude, str | bytes) or not isinstance(exclude, Collection):
+        raise InvalidInputError(f"exclude is {exclude!r}; wanted a collection of fact ids, such as [fact.id].")
+    return frozenset(exclude)

@@ -25,6 +25,7 @@ METHODS = {
     "explain": lambda m: m.explain("⟦kv:abc⟧"),
     "get": lambda m: m.get("id", user_id="alice"),
     "list": lambda m: m.list(user_id="alice"),
+    "turns": lambda m: m.turns(user_id="alice"),
     "history": lambda m: m.history("id", user_id="alice"),
     "flush": lambda m: m.flush(),
     "status": lambda m: m.status(),

@@ -236,3 +236,30 @@ def test_after_any_saves_and_deletes_k_results_come_if_k_exist(store, embedder, 
     assert len(found) == min(k, len(left))
     assert {s.fact.id for s in found} <= left
     retriever.check_integrity()
+
+
+def test_an_excluded_fact_takes_no_slot(retriever, save, alice):
+    ids = save(alice, *PETS)
+    best = retriever.search("which brown dog is Rex", alice, 4)
+    rest = retriever.search("which brown dog is Rex", alice, 3, exclude=[ids[0]])
+    assert [scored.fact.id for scored in rest] == [scored.fact.id for scored in best[1:]]
+
+
+def test_k_facts_come_however_many_better_ones_are_excluded(retriever, save, alice):
+    ids = save(alice, *[f"brown dog number {i}" for i in range(60)], *PETS)
+    found = retriever.search("brown dog number", alice, 4, exclude=set(ids[:60]))
+    assert sorted(texts(found)) == sorted(PETS)
+
+
+def test_a_fact_is_found_though_what_it_nearly_repeats_is_excluded(retriever, save, alice):
+    first, second = save(alice, "Rex is a brown dog", "Rex is a brown dog!")
+    [found] = retriever.search("brown dog", alice, 2, exclude=[first])
+    assert found.fact.id == second
+    assert found.duplicates == ()
+
+
+@pytest.mark.parametrize("exclude", ["an id as it stands", b"bytes", 3])
+def test_what_is_no_collection_of_ids_is_not_excluded_in_silence(retriever, save, alice, exclude):
+    save(alice, PETS[0])
+    with pytest.raises(InvalidInputError, match="wanted a collection of fact ids"):
+        retriever.search("dog", alice, 1, exclude=exclude)
