@@ -6,22 +6,41 @@ executors, tasks copy the context), and they stand in no message, no keyword and
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 from langchain_core.runnables import ensure_config
 
+from inferscale_memory.errors import ScopeError
+
 SCOPE_IDS = ("user_id", "agent_id", "session_id", "tenant_id")
 
-_placed: ContextVar[tuple[str, ...]] = ContextVar("inferscale_placed_handles", default=())
+
+class _Placed(NamedTuple):
+    handles: tuple[str, ...] = ()
+    scopes: tuple[dict[str, Any], ...] = ()
+
+
+_NOTHING = _Placed()
+_placed: ContextVar[_Placed] = ContextVar("inferscale_placed_handles", default=_NOTHING)
 
 
 @contextmanager
-def placed(handles: Sequence[str]) -> Iterator[None]:
-    """Every ``ChatInferScale`` call made inside gets these handles, as if they stood in its system message."""
-    token = _placed.set(tuple(handles))
+def placed(handles: Sequence[str], scope: Mapping[str, Any] | None = None) -> Iterator[None]:
+    """Every ``ChatInferScale`` call made inside gets these handles, as if they stood in its system message.
+
+    Nested ones add up: the outer handles come first, each once.
+
+    Args:
+        handles: text tokens as ``Memory.recall`` gives them.
+        scope: the scope keywords that they were recalled with, for ``call_scope``.
+    """
+    outer = _placed.get()
+    scopes = outer.scopes if scope is None or dict(scope) in outer.scopes else (*outer.scopes, dict(scope))
+    token = _placed.set(_Placed(tuple(dict.fromkeys((*outer.handles, *handles))), scopes))
     try:
         yield
     finally:
@@ -29,11 +48,32 @@ def placed(handles: Sequence[str]) -> Iterator[None]:
 
 
 def placed_handles() -> tuple[str, ...]:
-    """Handles that a middleware has placed for the current call."""
-    return _placed.get()
+    """Handles that middleware has placed for the current call."""
+    return _placed.get().handles
 
 
-def scope_ids(source: Any) -> dict[str, str]:
+def call_scope(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The scope keywords that a model call is made with; empty: each handle resolves to the scope it is signed for.
+
+    They are those of the run, and before them ``given``. But a memory may be narrower than that (an agent's of this
+    user), or not a person's at all (an agent's, for everybody). So handles that were placed beside the messages bring
+    their scope, which is taken instead; where they are of several, no one scope covers them. A placed scope that
+    contradicts the call's is not taken, and its handles will be refused.
+
+    Args:
+        given: scope keywords of the call and of the model.
+
+    Raises:
+        ScopeError: the run contradicts itself.
+    """
+    named = {**run_scope(), **given}
+    scopes = [scope for scope in _placed.get().scopes if all(named.get(n, v) == v for n, v in scope.items())]
+    if not scopes:
+        return named
+    return dict(scopes[0]) if len(scopes) == 1 else {}
+
+
+def scope_ids(source: Any) -> dict[str, Any]:
     """The scope keywords that an object names, as a mapping's keys or as attributes; those that are None are absent.
 
     Args:
@@ -48,6 +88,55 @@ def scope_ids(source: Any) -> dict[str, str]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def configured_scope(config: Mapping[str, Any] | None = None) -> dict[str, str]:
+def configured_scope(config: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The scope keywords under ``configurable`` of a config; without one, of the run that is going on."""
     return scope_ids((ensure_config() if config is None else config).get("configurable"))
+
+
+def run_scope(config: Mapping[str, Any] | None = None, context: Any = None) -> dict[str, Any]:
+    """The scope keywords that a run names, under ``configurable`` and in its langgraph context.
+
+    Args:
+        config: of the run; without one, of the run that is going on.
+        context: its ``runtime.context``; without one, that of the graph that is running, if one is.
+
+    Raises:
+        ScopeError: the two name different ids.
+    """
+    found = _running_context() if context is None else context
+    return merged_scope({"the run's context": scope_ids(found), "config['configurable']": configured_scope(config)})
+
+
+def merged_scope(sources: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """All ids that the sources name, which must agree: whoever names one more id narrows, and nobody widens.
+
+    Args:
+        sources: the scope keywords of each source, by what an error shall call it.
+
+    Raises:
+        ScopeError: two sources give one keyword different ids.
+    """
+    merged: dict[str, Any] = {}
+    named_by: dict[str, str] = {}
+    for source, ids in sources.items():
+        for name, value in ids.items():
+            if merged.setdefault(name, value) != value:
+                raise ScopeError(
+                    f"{named_by[name]} and {source} name different ids for {name}: {merged[name]!r} and {value!r}. "
+                    "Give each id in one place: what differs from run to run in the run's context."
+                )
+            named_by.setdefault(name, source)
+    return merged
+
+
+def _running_context() -> Any:
+    """``runtime.context`` of the graph that is running; None outside of one."""
+    # A graph can only be running if langgraph is loaded; importing it here would make every user of the package pay.
+    langgraph = sys.modules.get("langgraph.runtime")
+    if langgraph is None:
+        return None
+    try:
+        runtime = langgraph.get_runtime()
+    except (RuntimeError, KeyError):  # no run is going on, or none of a graph
+        return None
+    return None if runtime is None else runtime.context
