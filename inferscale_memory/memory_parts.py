@@ -108,7 +108,7 @@ class MemoryParts:
         self.engine = engine
         side = EngineSide(engine.fingerprint, engine.prompt)
         self._resolver = MemoryResolver(
-            self.store, self.ledger, self.handles, self._secrets, self.policy, side, self._look_for
+            self.store, self.ledger, self.handles, self._secrets, self.policy, side, self._look_for, self._scores_of
         )
         engine.bind(self._resolver)
         if encode and engine.unsupported is None:
@@ -161,6 +161,11 @@ class MemoryParts:
     def _notify(self) -> None:
         if self.encoder is not None:
             self.encoder.notify()
+
+    def _scores_of(self, handle: str) -> Mapping[str, float]:
+        """What the facts behind a handle were recalled with, by id; empty for a handle of another process."""
+        with self._scores_lock:
+            return self._scores.get(handle, {})
 
     def _look_for(self, keys: Sequence[str]) -> None:
         """Verify chunks that the engine could not load; those that are gone or damaged are encoded again."""

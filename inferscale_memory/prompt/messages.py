@@ -114,6 +114,23 @@ def arrange(messages: Sequence[Message]) -> Conversation:
     return Conversation(merged, index, before, after, created)
 
 
+def merge_instructions(messages: Sequence[Message]) -> list[Any]:
+    """The messages with consecutive system ones as one, a blank line apart; many templates take but one.
+
+    Messages that stay as they are are the caller's own. Those with more than text in them are left alone.
+    """
+    merged: list[Any] = []
+    for message in messages:
+        last = merged[-1] if merged else None
+        if last and message.get("role") in INSTRUCTION_ROLES and last.get("role") == message.get("role"):
+            both = [as_text(one.get("content")) or "" for one in (last, message)]
+            if all(isinstance(text, str) for text in both):
+                merged[-1] = {**last, "content": "\n\n".join(filter(None, both))}
+                continue
+        merged.append(message)
+    return merged
+
+
 def as_text(content: Any) -> Any:
     """Content as a template for plain strings wants it: text parts joined by a newline; other parts are left alone."""
     if not isinstance(content, list):

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from inferscale_memory.config import Settings, load_settings
 from inferscale_memory.errors import EncodingError, EngineError
-from inferscale_memory.models import resolve_model
+from inferscale_memory.models import resolve_model, tool_call_parser
 from inferscale_memory.prompt import PromptBuilder
 from inferscale_memory.serving import client as vllm_client
 from inferscale_memory.serving import compat, warmup
@@ -37,7 +37,8 @@ class LocalEngine:
     """A vLLM engine whose prompts may hold KV handles.
 
     Usable from sync code (``chat``), async code (``achat``) and notebooks; every method has a streaming form. Answers
-    are OpenAI-shaped dicts with one more key, ``"kv"``: ``{injected, local_hit, prefilled, fallback_reason}`` tokens.
+    are OpenAI-shaped dicts with two more keys: ``"kv"``, ``{injected, local_hit, prefilled, fallback_reason}`` tokens,
+    and ``"recalled"``, the facts in the prompt, in its order: ``[{"id", "score"}]`` (the cosine of the recall).
 
     Args:
         model: a demo model (``"demo"``), a Hugging Face folder or a hub id. Default: ``INFERSCALE_MODEL``.
@@ -48,7 +49,7 @@ class LocalEngine:
         require_scope: refuse a prompt that holds a handle unless the call names the scope (``user_id=`` ...).
         pool_bytes: memory tier of each worker; default from the settings.
         options: vLLM's own engine and chat-serving options, such as ``max_model_len``, ``enforce_eager``,
-            ``chat_template``, ``tool_call_parser``.
+            ``chat_template``, ``enable_auto_tool_choice``, ``tool_call_parser``. The demo model's tools are on.
 
     Raises:
         ModelError: the model cannot be loaded.
@@ -118,6 +119,10 @@ class LocalEngine:
         self.block_size: int = self.client.vllm_config.cache_config.block_size
         self.world: int = self.client.vllm_config.parallel_config.tensor_parallel_size
         frontend.setdefault("enable_prompt_tokens_details", True)
+        parser = tool_call_parser(path)
+        if parser is not None and "chat_template" not in frontend:
+            frontend = {"enable_auto_tool_choice": True, "tool_call_parser": parser, **frontend}
+        self.calls_tools = bool(frontend.get("enable_auto_tool_choice"))
         state = await compat.serving_state(self.client, path, {"served_model_name": [self.model], **frontend})
         self.openai = OpenAISide(self, state)
         self.tokenizer = self.client.renderer.tokenizer
@@ -208,6 +213,22 @@ class LocalEngine:
     def astream_complete(self, prompt: str, **options: Any) -> AsyncIterator[dict[str, Any]]:
         """Async twin of :meth:`stream_complete`."""
         return self._loop.astream(self._open.openai.stream_complete(prompt, options))
+
+    # -- counting ------------------------------------------------------------------------------------------------------
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of a text by itself, without BOS or EOS."""
+        return list(self._open.tokenizer(text, add_special_tokens=False).input_ids)
+
+    def count_tokens(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> int:
+        """Tokens of the conversation's prompt, the facts behind its handles included, however many they are.
+
+        Takes the options of :meth:`chat` that change the prompt (``tools``, ``kv_handles``, the scope).
+
+        Raises:
+            PromptError: the chat template cannot render the messages.
+        """
+        return self._loop.run(self._open.preparer.count(messages, dict(options)))
 
     # -- below the OpenAI surface --------------------------------------------------------------------------------------
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from inferscale_memory import metrics
 from inferscale_memory.errors import EngineError, InferScaleError, InvalidInputError
+from inferscale_memory.handles.stream import AnswerFilter, without_handles
 from inferscale_memory.serving.protocol import Accounting, inject_params, parse_accounting
 from inferscale_memory.serving.resolve import Plan
 
@@ -42,31 +45,35 @@ class OpenAISide:
 
     async def chat(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> dict[str, Any]:
         """See ``LocalEngine.chat``."""
-        request, plan = await self._chat_request(messages, dict(options), stream=False)
-        answer = await _call(self._chat.create_chat_completion(request))
+        async with _within(options):
+            request, plan = await self._chat_request(messages, _without_timeout(options), stream=False)
+            answer = await _call(self._chat.create_chat_completion(request))
         return self._with_accounting(answer.model_dump(exclude_none=True), f"chatcmpl-{request.request_id}", plan)
 
     async def stream_chat(
         self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
     ) -> AsyncGenerator[dict[str, Any], None]:
         """See ``LocalEngine.stream_chat``."""
-        request, plan = await self._chat_request(messages, dict(options), stream=True)
-        events = await _call(self._chat.create_chat_completion(request))
-        async for chunk in self._chunks(events, f"chatcmpl-{request.request_id}", plan):
-            yield chunk
+        async with _within(options):
+            request, plan = await self._chat_request(messages, _without_timeout(options), stream=True)
+            events = await _call(self._chat.create_chat_completion(request))
+            async for chunk in self._chunks(events, f"chatcmpl-{request.request_id}", plan):
+                yield chunk
 
     async def complete(self, prompt: str, options: Mapping[str, Any]) -> dict[str, Any]:
         """See ``LocalEngine.complete``."""
-        request, plan = await self._completion_request(prompt, dict(options), stream=False)
-        answer = await _call(self._completion.create_completion(request))
+        async with _within(options):
+            request, plan = await self._completion_request(prompt, _without_timeout(options), stream=False)
+            answer = await _call(self._completion.create_completion(request))
         return self._with_accounting(answer.model_dump(exclude_none=True), f"cmpl-{request.request_id}-0", plan)
 
     async def stream_complete(self, prompt: str, options: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """See ``LocalEngine.stream_complete``."""
-        request, plan = await self._completion_request(prompt, dict(options), stream=True)
-        events = await _call(self._completion.create_completion(request))
-        async for chunk in self._chunks(events, f"cmpl-{request.request_id}-0", plan):
-            yield chunk
+        async with _within(options):
+            request, plan = await self._completion_request(prompt, _without_timeout(options), stream=True)
+            events = await _call(self._completion.create_completion(request))
+            async for chunk in self._chunks(events, f"cmpl-{request.request_id}-0", plan):
+                yield chunk
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -75,6 +82,7 @@ class OpenAISide:
     ) -> tuple[Any, Plan]:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
+        self._check_model(options)
         plan = await self._engine.preparer.chat(messages, options)
         sent = plan.cleaned if plan.cleaned is not None else [dict(message) for message in messages]
         fields = {**_fields(options, stream=stream), "messages": sent, "model": self._engine.model}
@@ -88,6 +96,7 @@ class OpenAISide:
     async def _completion_request(self, prompt: str, options: dict[str, Any], *, stream: bool) -> tuple[Any, Plan]:
         from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 
+        self._check_model(options)
         plan = await self._engine.preparer.text(prompt, options)
         fields = {**_fields(options, stream=stream), "model": self._engine.model}
         fields["prompt"] = plan.cleaned if plan.cleaned is not None else prompt
@@ -96,10 +105,20 @@ class OpenAISide:
             fields.update(prompt=plan.token_ids, cache_salt=plan.salt, kv_transfer_params=inject_params(plan.inject))
         return _validated(CompletionRequest, fields), plan
 
+    def _check_model(self, options: Mapping[str, Any]) -> None:
+        """An OpenAI client names the model; this engine has one."""
+        wanted = options.get("model")
+        if wanted is not None and wanted != self._engine.model:
+            raise InvalidInputError(
+                f"this engine serves {self._engine.model!r}, the request names {wanted!r}; leave model out or start "
+                "an engine with that one."
+            )
+
     # -- answers -------------------------------------------------------------------------------------------------------
 
     async def _chunks(self, events: Any, request_id: str, plan: Plan) -> AsyncGenerator[dict[str, Any], None]:
         last: dict[str, Any] | None = None
+        handles = AnswerFilter()
         try:
             async for event in events:
                 body = event.removeprefix("data: ").strip()
@@ -110,7 +129,7 @@ class OpenAISide:
                     raise EngineError(f"vLLM refused the request: {chunk['error'].get('message', chunk['error'])}")
                 if last is not None:
                     yield last
-                last = chunk
+                last = handles.clean(chunk)
             if last is not None:
                 yield self._with_accounting(last, request_id, plan)
         finally:
@@ -129,7 +148,8 @@ class OpenAISide:
             metrics.FALLBACKS.labels(accounting.fallback_reason.split(":")[0]).inc()
         answer.pop("kv_transfer_params", None)
         answer["kv"] = accounting.as_dict()
-        return answer
+        answer["recalled"] = [{"id": fact_id, "score": score} for fact_id, score in plan.recalled]
+        return without_handles(answer)
 
 
 def accounting_of(params: Mapping[str, Any] | None, cached: int, prompt: int) -> Accounting:
@@ -141,6 +161,25 @@ def accounting_of(params: Mapping[str, Any] | None, cached: int, prompt: int) ->
         prompt: prompt tokens.
     """
     return parse_accounting(params) or Accounting(0, cached, prompt - cached, None)
+
+
+@asynccontextmanager
+async def _within(options: Mapping[str, Any]) -> AsyncIterator[None]:
+    """The call's ``timeout`` in seconds: after it the request is aborted."""
+    seconds = options.get("timeout")
+    if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
+        raise InvalidInputError(f"timeout is {seconds!r}; wanted seconds, more than 0, or None to wait for ever.")
+    try:
+        async with asyncio.timeout(None if seconds is None else float(seconds)):
+            yield
+    except TimeoutError as error:
+        if seconds is None:
+            raise
+        raise EngineError(f"no whole answer within {seconds} s; the request was aborted. Allow more time.") from error
+
+
+def _without_timeout(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name != "timeout"}
 
 
 async def _call(work: Any) -> Any:

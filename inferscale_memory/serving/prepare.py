@@ -11,7 +11,7 @@ from inferscale_memory import metrics
 from inferscale_memory.errors import InvalidInputError, PromptError, ScopeError
 from inferscale_memory.handles import find_handles, strip_handles
 from inferscale_memory.prompt import Assembled, extract_handles
-from inferscale_memory.prompt.messages import PLACE
+from inferscale_memory.prompt.messages import PLACE, merge_instructions
 from inferscale_memory.scope import DEFAULT_TENANT, Scope
 from inferscale_memory.serving.resolve import Plan, Resolution, make_plan
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DEFAULT_ANSWER_ROOM = 256
+UNBOUNDED = 1 << 62
 SCOPE_OPTIONS = ("user_id", "agent_id", "session_id", "tenant_id")
 
 
@@ -31,7 +32,10 @@ class Preparer:
         self._engine = engine
 
     async def chat(self, messages: Sequence[Mapping[str, Any]], options: dict[str, Any]) -> Plan:
-        """Plan a conversation. Messages without a handle go through untouched (``cleaned`` is ``None``)."""
+        """Plan a conversation.
+
+        Without a handle nothing but consecutive system messages changes: ``cleaned`` is ``None`` where there are none.
+        """
         scope = scope_of(options)
         extra = [str(handle) for handle in options.pop("kv_handles", None) or ()]
         found = extract_handles(messages)
@@ -40,11 +44,13 @@ class Preparer:
             metrics.HANDLES_REJECTED.labels("misplaced").inc(len(found.ignored))
             logger.warning("%d handles outside system messages were removed unresolved.", len(found.ignored))
         if not handles:
-            return Plan(token_ids=[], cleaned=list(found.messages) if found.ignored else None)
+            merged = merge_instructions(found.messages)
+            changed = found.ignored or len(merged) < len(messages)
+            return Plan(token_ids=[], cleaned=merged if changed else None)
         self._refuse(options, scope)
         resolution = self._resolve(handles, scope)
         if resolution is None or not (resolution.facts or resolution.refreshed):
-            return Plan(token_ids=[], cleaned=without_place(found.messages))
+            return Plan(token_ids=[], cleaned=merge_instructions(without_place(found.messages)))
         assemble = partial(
             self._engine.prompt.assemble,
             found.messages,
@@ -55,7 +61,24 @@ class Preparer:
             template_kwargs={**self._engine.openai.template_defaults, **_template_options(options)},
         )
         assembled = self._with_room(assemble, options)
-        return self._finish(assembled, resolution, without_place(found.messages))
+        return self._finish(assembled, resolution, merge_instructions(without_place(found.messages)))
+
+    async def count(self, messages: Sequence[Mapping[str, Any]], options: dict[str, Any]) -> int:
+        """Tokens of a conversation's prompt with all its facts, whether it fits the model or not."""
+        scope = scope_of(options)
+        found = extract_handles(messages)
+        handles = list(dict.fromkeys([*found.handles, *map(str, options.pop("kv_handles", None) or ())]))
+        resolution = self._resolve(handles, scope) if handles else None
+        assembled = self._engine.prompt.assemble(
+            found.messages,
+            resolution.facts if resolution else (),
+            refreshed=resolution.refreshed if resolution else (),
+            tools=options.get("tools"),
+            max_tokens_room=0,
+            max_model_len=UNBOUNDED,
+            template_kwargs={**self._engine.openai.template_defaults, **_template_options(options)},
+        )
+        return len(assembled.token_ids)
 
     async def text(self, prompt: str, options: dict[str, Any]) -> Plan:
         """Plan a string prompt."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,7 +20,8 @@ class Resolution:
 
     ``facts`` are in the order they shall stand in the prompt; ``keys`` names the chunk of each encoded one (by fact
     id), and a fact without is prefilled. ``refreshed`` facts stand behind them as plain text. ``salt(injecting)`` is
-    the cache salt. With ``positional``, chunks are made for this very place and ``keys`` is empty.
+    the cache salt. With ``positional``, chunks are made for this very place and ``keys`` is empty. ``scores`` are the
+    cosines the facts were recalled with, by id, where this process recalled them.
     """
 
     tenant: str
@@ -30,6 +31,7 @@ class Resolution:
     keys: dict[str, str]
     salt: Callable[[bool], str]
     positional: bool = False
+    scores: Mapping[str, float] = field(default_factory=dict)
 
 
 class HandleResolver(Protocol):
@@ -54,7 +56,8 @@ class Plan:
     """What one prompt is sent with.
 
     ``inject`` covers the prompt from 0 without a hole; ``ensure`` are volatile chunks of it that must be captured
-    first if the workers do not have them. ``reason`` says why facts are prefilled, if any are.
+    first if the workers do not have them. ``reason`` says why facts are prefilled, if any are. ``recalled`` are the
+    facts in the prompt, in its order, with the cosine each was recalled with.
     """
 
     token_ids: list[int]
@@ -63,6 +66,7 @@ class Plan:
     ensure: list[CaptureSpan] = field(default_factory=list)
     reason: str | None = None
     facts: int = 0
+    recalled: tuple[tuple[str, float | None], ...] = ()
     dropped: tuple[str, ...] = ()
     cleaned: Any = None
 
@@ -89,6 +93,11 @@ def make_plan(assembled: Assembled, resolution: Resolution, fingerprint: str, un
         ensure=ensure,
         reason=reason,
         facts=len(resolution.facts) + len(resolution.refreshed),
+        recalled=tuple(
+            (fact.id, resolution.scores.get(fact.id))
+            for fact in (*resolution.facts, *resolution.refreshed)
+            if fact.id not in assembled.dropped
+        ),
         dropped=assembled.dropped,
     )
 
