@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from inferscale_memory import metrics
+from inferscale_memory.changes import changing
 from inferscale_memory.encoding.purge import purge
 from inferscale_memory.errors import EngineError, FactNotFoundError, InvalidInputError, StoreError
 from inferscale_memory.facts import AddResult, Fact, Page, Revision, Turn, check_metadata, coerce_items
@@ -14,6 +15,7 @@ from inferscale_memory.handle import ExplainedFact, Explanation, Handle
 from inferscale_memory.handles import strip_handles
 from inferscale_memory.memory_encoding import MemoryEncoding
 from inferscale_memory.retrieval import ScoredFact
+from inferscale_memory.scope import Scope
 
 if TYPE_CHECKING:
     from inferscale_memory.facts import Content
@@ -91,29 +93,22 @@ class SyncMemory(MemoryEncoding):
     def delete(self, fact_id: str, **scope: Any) -> Fact:
         """Remove a fact: text, history, vector, KV on every tier; facts encoded behind it are encoded again.
 
+        Items that hold its text (see ``items.ItemStore``) go with it.
+
         Raises:
             FactNotFoundError: no such fact in this scope.
             StoreError: nothing was deleted; or, if the message says so, it was and no question is answered from it any
                 more, but files with traces of it could not be erased yet.
         """
         owner = self._owner(scope)
-        with self.store.transaction() as tx:
-            fact = self.store.delete(fact_id, owner, tx=tx)
-            self.ledger.forget([fact.id], fact.turn_ids, tx=tx)
-            self.handles.forget_facts([fact.id], tx, scope=owner)
-        self._after_forgetting([fact.id], "deleted")
-        return fact
+        with changing(self) as changes:
+            return changes.delete(fact_id, owner)
 
     def delete_all(self, **scope: Any) -> int:
-        """Remove every fact and turn of the scope; returns how many facts. Raises as ``delete`` does."""
+        """Remove every fact, turn and item of the scope; returns how many facts. Raises as ``delete`` does."""
         owner = self._owner(scope)
-        with self.store.transaction() as tx:
-            facts = self.store.delete_all(owner, tx=tx)
-            turns = sorted({turn for fact in facts for turn in fact.turn_ids})
-            self.ledger.forget([fact.id for fact in facts], turns, tx=tx)
-            self.handles.forget_facts([fact.id for fact in facts], tx, scope=owner)
-        self._after_forgetting([fact.id for fact in facts], "deleted")
-        return len(facts)
+        with changing(self) as changes:
+            return len(changes.delete_all(owner))
 
     def _after_forgetting(self, fact_ids: Sequence[str], what: str) -> None:
         """Erase, after the commit, what can no longer be served: the text is gone and the epoch has moved.
@@ -196,14 +191,18 @@ class SyncMemory(MemoryEncoding):
             raise InvalidInputError(f"refresh is {again!r}; wanted a number of facts, 0 to k.")
         with metrics.RECALL_SECONDS.time():
             found = self.search(query, k, threshold=threshold, exclude=exclude, **scope)
-            placed = [(scored.fact.id, scored.fact.revision) for scored in reversed(found)]
-            token = self.handles.mint(self._owner(scope), placed, min(again, len(placed)))
+            return self._name(found, self._owner(scope), again)
+
+    def _name(self, found: Sequence[ScoredFact], owner: Scope, refresh: int) -> Handle:
+        """A handle for facts that were found in a scope, best first; ``recall`` finds and names."""
+        placed = [(scored.fact.id, scored.fact.revision) for scored in reversed(found)]
+        token = self.handles.mint(owner, placed, min(refresh, len(placed)))
         with self._scores_lock:
             self._scores[token] = {scored.fact.id: scored.score for scored in found}
             self._scores.move_to_end(token)
             while len(self._scores) > REMEMBERED_SCORES:
                 self._scores.popitem(last=False)
-        return Handle(token, found)
+        return Handle(token, list(found))
 
     def explain(self, handle: str, **scope: Any) -> Explanation:
         """What a handle stands for: facts, scores, sources, and what of it is encoded and on disk.

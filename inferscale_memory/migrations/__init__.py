@@ -24,6 +24,7 @@ TABLE_MODULES = (
     "inferscale_memory.facts.tables",
     "inferscale_memory.handles",
     "inferscale_memory.encoding.ledger",
+    "inferscale_memory.items.tables",
 )
 """Modules that define tables of ``db.Base``; imported before the schema is made, so that no table is forgotten."""
 

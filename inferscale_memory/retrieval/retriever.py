@@ -15,7 +15,7 @@ from inferscale_memory.retrieval.base import Embedder, EmbeddingError, Hit, Vect
 from inferscale_memory.retrieval.batching import embed_each
 from inferscale_memory.retrieval.catalog import Failure
 from inferscale_memory.retrieval.keeper import IndexKeeper
-from inferscale_memory.retrieval.vectors import check_k, unit_rows
+from inferscale_memory.retrieval.vectors import check_k, cosines, unit_rows
 from inferscale_memory.scope import Scope
 
 if TYPE_CHECKING:
@@ -153,8 +153,7 @@ class Retriever:
         if not indexed:
             return {}
         rows = np.stack([held for _, held in indexed.values()])
-        cosines = np.clip(rows @ vector, -1.0, 1.0)
-        return dict(zip(indexed, cosines.tolist(), strict=True))
+        return dict(zip(indexed, cosines(rows, vector).tolist(), strict=True))
 
     def _select(self, hits: Sequence[Hit], scope: Scope, k: int) -> tuple[list[ScoredFact], bool]:
         """Hydrate hits, drop the outdated ones, merge near-duplicates; also whether one was updated meanwhile."""
