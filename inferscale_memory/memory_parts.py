@@ -154,6 +154,11 @@ class MemoryParts:
             )
         return Scope.of(**{name: value for name, value in ids.items() if value is not None or name == "tenant_id"})
 
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._closed
+
     def _check_open(self) -> None:
         if self._closed:
             raise StoreError("this memory is closed; what it holds is safe. Open it again with Memory(...).")
