@@ -70,8 +70,8 @@ class InferScaleBufferMemory(ConversationBufferMemory):
 
     Whose memory: the ids given here (without any, those of ``chat_memory`` where it is an
     ``InferScaleChatMessageHistory``) and those that the run names (``configurable`` of its config, a graph's context),
-    all together; an id named twice must be the same. A ``session_id`` keeps conversations apart: what was said in one is
-    not recalled in another. Leave it out for a memory that spans them.
+    all together; an id named twice must be the same. A ``session_id`` keeps conversations apart: what was said in one
+    is not recalled in another. Leave it out for a memory that spans them.
 
     Raises:
         pydantic.ValidationError: a field is unknown or out of range.

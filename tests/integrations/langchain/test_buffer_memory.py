@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
+import sys
 import warnings
 
 import pytest
@@ -13,7 +15,7 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.runnables import RunnableLambda
 from langchain_inferscale import InferScaleBufferMemory, InferScaleChatMessageHistory
 
-from inferscale_memory import ConfigError, ScopeError, StoreError
+from inferscale_memory import ConfigError, MissingExtraError, ScopeError, StoreError
 from inferscale_memory.handles import find_handles
 
 TALK = (
@@ -400,3 +402,14 @@ async def test_a_store_that_is_down_raises_as_any_database_would(bare, memory):
         await ours.asave_context({"input": "one"}, {"output": "two"})
     with pytest.raises(StoreError, match="closed"):
         loaded(ours)
+
+
+def test_without_langchain_classic_the_error_names_the_extra_and_the_history_works_still(monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == "langchain_classic"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "langchain_classic", None)
+    for name in ("buffer_memory", "history", "_conversation"):
+        monkeypatch.delitem(sys.modules, f"langchain_inferscale.{name}", raising=False)
+    assert importlib.import_module("langchain_inferscale.history").InferScaleChatMessageHistory
+    with pytest.raises(MissingExtraError, match=r"inferscale-memory\[classic\]"):
+        importlib.import_module("langchain_inferscale.buffer_memory")
