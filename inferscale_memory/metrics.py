@@ -39,6 +39,9 @@ PREFILLED_TOKENS = _counter("prefilled_tokens", "Prompt tokens run through the m
 FALLBACKS = _counter("fallbacks", "Requests with facts of which some were prefilled, by reason", "reason")
 HANDLES_REJECTED = _counter("handles_rejected", "Handles removed from a prompt unresolved, by reason", "reason")
 FACTS_DROPPED = _counter("facts_dropped", "Recalled facts left out because the prompt would not have fitted")
+AGENT_MEMORY_FAILURES = _counter(
+    "agent_memory_failures", "Recalls and saves that failed while an agent went on without", "work", "reason"
+)
 
 RECALL_SECONDS = _seconds("recall", "One recall: embedding, search, ordering and minting the handle")
 SEARCH_SECONDS = _seconds("search", "One vector search, the query's embedding included")

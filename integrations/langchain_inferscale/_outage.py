@@ -1,0 +1,38 @@
+"""An outage of a memory, told of once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from inferscale_memory import metrics
+
+logger = logging.getLogger(__name__)
+
+
+class Outage:
+    """Counts failed recalls; warns of the first, and says when it is over. Safe to use from several threads.
+
+    Args:
+        name: whose memory does not answer, for the warning.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lasts = False
+        self._lock = threading.Lock()
+
+    def failed(self, reason: str, why: str) -> None:
+        """A recall has failed."""
+        metrics.AGENT_MEMORY_FAILURES.labels("recall", reason).inc()
+        with self._lock:
+            told, self._lasts = self._lasts, True
+        if not told:
+            logger.warning("%s: memory does not answer, and the agent goes on without: %s", self._name, why)
+
+    def worked(self) -> None:
+        """A recall has worked."""
+        with self._lock:
+            lasted, self._lasts = self._lasts, False
+        if lasted:
+            logger.info("%s: memory answers again.", self._name)
