@@ -73,6 +73,25 @@ def check_key(key: str) -> str:
     return key
 
 
+def check_value(key: str, value: object) -> dict[str, Any]:
+    """A JSON copy of an item's value; tuples become lists, as they would on reading.
+
+    Raises:
+        InvalidInputError: not a mapping, not JSON (NaN included), or not valid Unicode.
+    """
+    if not isinstance(value, Mapping):
+        raise InvalidInputError(f"the value of {key!r} is a {type(value).__name__}; want a dict, or None.")
+    try:
+        encoded = json.dumps(dict(value), ensure_ascii=False, allow_nan=False)
+        encoded.encode("utf-8")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidInputError(
+            f"the value of {key!r} cannot be written as JSON: {error}. Use strings, numbers, booleans, None, lists and "
+            "dicts."
+        ) from error
+    return json.loads(encoded)
+
+
 def write(changes: Changes, puts: Sequence[SoundPut], gone: Sequence[str], at: datetime) -> None:
     """Write and delete in one go.
 
@@ -168,22 +187,7 @@ def _check_put(put: Put, found: str, namespace: Namespace, tenant: str, rule: Sc
         path=path,
         key=put.key,
         scope=scope_of(namespace, tenant, rule),
-        value=_check_value(put),
+        value=check_value(put.key, put.value),
         texts=tuple(text for text in texts if not is_blank(text)),
         ttl=None if ttl is None else float(ttl),
     )
-
-
-def _check_value(put: Put) -> dict[str, Any]:
-    """A JSON copy; tuples become lists, as they would on reading."""
-    if not isinstance(put.value, Mapping):
-        raise InvalidInputError(f"the value of {put.key!r} is a {type(put.value).__name__}; want a dict, or None.")
-    try:
-        encoded = json.dumps(dict(put.value), ensure_ascii=False, allow_nan=False)
-        encoded.encode("utf-8")
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidInputError(
-            f"the value of {put.key!r} cannot be written as JSON: {error}. Use strings, numbers, booleans, None, "
-            "lists and dicts."
-        ) from error
-    return json.loads(encoded)

@@ -48,6 +48,22 @@ def test_upgrading_again_changes_nothing(engine, tmp_path):
     assert (tmp_path / "facts.db").read_bytes() == before
 
 
+def test_a_database_made_before_there_were_items_gets_their_tables_and_keeps_its_facts(engine):
+    migrations.upgrade(engine)
+    with engine.begin() as connection:
+        made_since = Base.metadata.tables["item_facts"], Base.metadata.tables["items"]
+        Base.metadata.drop_all(connection, tables=made_since)
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0001'")
+        connection.exec_driver_sql("UPDATE store_clock SET value = 41")
+    assert "items" not in inspect(engine).get_table_names()
+    migrations.upgrade(engine)
+    assert migrations.revision(engine) == "0002"
+    assert set(inspect(engine).get_table_names()) == {*Base.metadata.tables, "alembic_version"}
+    assert {index["name"] for index in inspect(engine).get_indexes("items")} >= {"ix_items_tenant_path"}
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT value FROM store_clock").scalar() == 41
+
+
 def test_a_database_of_a_newer_version_is_refused_by_revision(engine):
     migrations.upgrade(engine)
     with engine.begin() as connection:
