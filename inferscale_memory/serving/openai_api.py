@@ -169,11 +169,13 @@ async def _within(options: Mapping[str, Any]) -> AsyncIterator[None]:
     seconds = options.get("timeout")
     if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
         raise InvalidInputError(f"timeout is {seconds!r}; wanted seconds, more than 0, or None to wait for ever.")
+    limit = asyncio.timeout(None if seconds is None else float(seconds))
     try:
-        async with asyncio.timeout(None if seconds is None else float(seconds)):
+        async with limit:
             yield
-    except TimeoutError as error:
-        if seconds is None:
+    except (TimeoutError, EngineError) as error:
+        # vLLM takes the cancellation for a client that went away, and answers with an error.
+        if not limit.expired():
             raise
         raise EngineError(f"no whole answer within {seconds} s; the request was aborted. Allow more time.") from error
 

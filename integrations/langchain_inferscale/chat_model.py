@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from inferscale_memory.errors import InvalidInputError, PromptError
 from langchain_inferscale.answers import to_chunk, to_result
 from langchain_inferscale.messages import marked, to_engine
-from langchain_inferscale.parameters import EngineParameters
+from langchain_inferscale.parameters import CONFIG, EngineParameters
 from langchain_inferscale.structured import Method, structured_output
 
 logger = logging.getLogger(__name__)
@@ -57,6 +57,8 @@ class ChatInferScale(EngineParameters, BaseChatModel):
         InvalidInputError: (calls) an option is not one of vLLM's, or names another model than the engine's.
         EngineError: (calls) the engine refused the request, died or took longer than ``timeout``.
     """
+
+    model_config = CONFIG
 
     logprobs: bool | None = None
     top_logprobs: int | None = None

@@ -13,7 +13,7 @@ from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 
 from langchain_inferscale.answers import metadata_of, usage_of
 from langchain_inferscale.context import placed
-from langchain_inferscale.parameters import EngineParameters
+from langchain_inferscale.parameters import CONFIG, EngineParameters
 
 
 class InferScaleLLM(EngineParameters, LLM):
@@ -23,6 +23,8 @@ class InferScaleLLM(EngineParameters, LLM):
     conversation into one prompt. ``generation_info`` of an answer has ``kv``, ``recalled``, ``usage`` and
     ``finish_reason``, as ``ChatInferScale``'s ``response_metadata`` has.
     """
+
+    model_config = CONFIG
 
     @property
     def _llm_type(self) -> str:

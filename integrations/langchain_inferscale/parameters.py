@@ -14,6 +14,10 @@ from langchain_inferscale.context import SCOPE_IDS, call_scope, placed_handles, 
 PROVIDER = "inferscale"
 
 
+# A misspelt field would be ignored without a word. Named again in each model, where LangChain's own would win.
+CONFIG = ConfigDict(arbitrary_types_allowed=True, extra="forbid", populate_by_name=True, protected_namespaces=())
+
+
 class EngineParameters(BaseModel):
     """Fields of every model that answers with an engine.
 
@@ -33,7 +37,7 @@ class EngineParameters(BaseModel):
         tenant_id: see ``user_id``.
     """
 
-    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid", populate_by_name=True)
+    model_config = CONFIG
 
     engine: AnsweringEngine = Field(exclude=True, repr=False)
     temperature: float | None = None

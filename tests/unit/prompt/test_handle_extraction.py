@@ -3,7 +3,7 @@ import copy
 import pytest
 
 from inferscale_memory.prompt import extract_handles
-from inferscale_memory.prompt.messages import PLACE, arrange
+from inferscale_memory.prompt.messages import PLACE, arrange, merge_instructions
 
 A, B = "⟦kv:Aaaa⟧", "⟦kv:Bbbb⟧"
 MARK = {"type": PLACE}
@@ -137,3 +137,25 @@ def test_a_marker_sent_by_a_user_is_dropped():
     talk = arrange([{"role": "system", "content": "One."}, {"role": "user", "content": [text("Hi"), MARK]}])
     assert talk.messages[1]["content"] == "Hi"
     assert (talk.before, talk.after) == ("One.", "")
+
+
+def test_consecutive_system_messages_become_one_and_the_others_stay_the_callers_own() -> None:
+    messages = [
+        {"role": "system", "content": "One."},
+        {"role": "system", "content": [{"type": "text", "text": "Two."}]},
+        {"role": "user", "content": "Hello."},
+        {"role": "system", "content": ""},
+        {"role": "system", "content": "Three."},
+        {"role": "developer", "content": "Four."},
+    ]
+    merged = merge_instructions(messages)
+    assert [message["content"] for message in merged] == ["One.\n\nTwo.", "Hello.", "Three.", "Four."]
+    assert merged[1] is messages[2]
+    assert merged[3] is messages[5]
+    assert messages[0]["content"] == "One."
+
+
+def test_a_system_message_with_more_than_text_is_not_merged() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:"}}
+    messages = [{"role": "system", "content": "One."}, {"role": "system", "content": [image]}]
+    assert merge_instructions(messages) == messages
