@@ -67,28 +67,14 @@ class InferScaleRetriever(BaseRetriever):
         return await super().ainvoke(input, config, **kwargs, ids=self._scope(config))
 
     def _get_relevant_documents(
-        self,
-        query: str,
-        *,
-        run_manager: CallbackManagerForRetrieverRun,
-        ids: dict[str, Any],
-        k: int | None = None,
-        refresh: int | None = None,
-        threshold: float | None = None,
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **options: Any
     ) -> list[Document]:
-        return self._documents(query, ids, k, refresh, threshold)
+        return self._documents(query, **options)
 
     async def _aget_relevant_documents(
-        self,
-        query: str,
-        *,
-        run_manager: AsyncCallbackManagerForRetrieverRun,
-        ids: dict[str, Any],
-        k: int | None = None,
-        refresh: int | None = None,
-        threshold: float | None = None,
+        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **options: Any
     ) -> list[Document]:
-        return await asyncio.to_thread(self._documents, query, ids, k, refresh, threshold)
+        return await asyncio.to_thread(self._documents, query, **options)
 
     def _scope(self, config: RunnableConfig | None) -> dict[str, Any]:
         ids = merged_scope({"the retriever's own ids": scope_ids(self), "the run": run_scope(ensure_config(config))})
@@ -96,7 +82,12 @@ class InferScaleRetriever(BaseRetriever):
         return ids
 
     def _documents(
-        self, query: str, ids: dict[str, Any], k: int | None, refresh: int | None, threshold: float | None
+        self,
+        query: str,
+        ids: dict[str, Any],
+        k: int | None = None,
+        refresh: int | None = None,
+        threshold: float | None = None,
     ) -> list[Document]:
         found = self.memory.search(
             query,
