@@ -150,7 +150,8 @@ class HandleBook:
 
         Args:
             token: the handle as it stood in the text.
-            scope: whose handles are accepted; ``None`` accepts the scope that the handle is signed for.
+            scope: the caller's; handles are accepted whose scope it covers, as facts are in a search. ``None`` accepts
+                the scope that the handle is signed for.
             now: the time of the check, for tests.
 
         Raises:
@@ -170,7 +171,7 @@ class HandleBook:
         owner = Scope(tenant=row.tenant, user=row.user_id, agent=row.agent_id, session=row.session_id)
         if not hmac.compare_digest(_record_digest(owner, row.list_digest, row.refresh), row.digest):
             raise HandleError(_REFUSED, "forged")  # the row was changed to another scope
-        if scope is not None and scope != owner:
+        if scope is not None and not scope.covers(owner):
             raise HandleError(_REFUSED, "foreign")
         facts = tuple((str(fact_id), int(revision)) for fact_id, revision in row.facts if fact_id)
         refresh, forgotten = min(row.refresh, len(facts)), len(row.facts) - len(facts)

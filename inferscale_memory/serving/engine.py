@@ -173,7 +173,8 @@ class LocalEngine:
         Args:
             messages: OpenAI-style messages.
             options: OpenAI's chat options (``max_tokens``, ``temperature``, ``tools``, ...); ``kv_handles=[...]``;
-                ``user_id``, ``agent_id``, ``session_id``, ``tenant_id`` to refuse handles of another scope.
+                ``user_id``, ``agent_id``, ``session_id``, ``tenant_id`` to refuse handles of others: those whose facts
+                this scope could not have recalled.
 
         Returns:
             An OpenAI chat completion with the key ``"kv"``.

@@ -66,7 +66,11 @@ def call_scope(given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ScopeError: the run contradicts itself.
     """
-    named = {**run_scope(), **given}
+    run = run_scope()
+    if not {"user_id", "agent_id"} & run.keys():
+        # RunnableWithMessageHistory names a session for its own purposes; that alone says nobody's memory.
+        run = {}
+    named = {**run, **given}
     scopes = [scope for scope in _placed.get().scopes if all(named.get(n, v) == v for n, v in scope.items())]
     if not scopes:
         return named

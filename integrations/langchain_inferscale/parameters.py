@@ -31,7 +31,7 @@ class EngineParameters(BaseModel):
         timeout: seconds after which a request is aborted and ``EngineError`` raised.
         extra_body: more request fields, OpenAI's or vLLM's, such as ``{"structured_outputs": {"regex": ...}}``.
         user_id: with the other ids: refuse handles of another scope. A call's keywords go before these; without
-            either, the scope that a middleware placed the handles with, or that the run names.
+            either, the scope that a middleware placed the handles with, or that the chain's or graph's run names.
         agent_id: see ``user_id``.
         session_id: see ``user_id``.
         tenant_id: see ``user_id``.

@@ -11,6 +11,7 @@ import re
 from typing import Any
 
 from langchain_core.messages import BaseMessage
+
 from langchain_inferscale import ChatInferScale
 
 GUIDED_TOKENS = 80

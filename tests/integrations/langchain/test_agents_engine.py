@@ -29,11 +29,11 @@ from langchain.agents.middleware import PIIMiddleware, SummarizationMiddleware, 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnablePassthrough
-from langchain_inferscale import InferScaleMemoryMiddleware, InferScaleRetriever, memory_tools
-from langchain_inferscale.retriever import format_handles, kv_handles
 from langgraph.checkpoint.memory import InMemorySaver
 
 from inferscale_memory import LocalEngine, Memory
+from langchain_inferscale import InferScaleMemoryMiddleware, InferScaleRetriever, memory_tools
+from langchain_inferscale.retriever import format_handles, kv_handles
 
 pytestmark = pytest.mark.engine
 

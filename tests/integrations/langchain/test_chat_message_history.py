@@ -16,9 +16,9 @@ from langchain_core.messages import (
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.runnables import RunnableLambda
 from langchain_core.runnables.history import RunnableWithMessageHistory
-from langchain_inferscale import InferScaleChatMessageHistory
 
 from inferscale_memory import InvalidInputError, ScopeError, StoreError
+from langchain_inferscale import InferScaleChatMessageHistory
 
 HANDLE = "⟦kv:" + "abcDEF" * 9 + "⟧"
 

@@ -15,11 +15,11 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder, PromptTemplate
 from langchain_core.runnables import RunnableLambda
-from langchain_inferscale import ChatInferScale
-from langchain_inferscale.context import placed
 from pydantic import BaseModel, Field
 
 from inferscale_memory import EngineError, InvalidInputError, LocalEngine, Memory
+from langchain_inferscale import ChatInferScale
+from langchain_inferscale.context import placed
 
 pytestmark = pytest.mark.engine
 

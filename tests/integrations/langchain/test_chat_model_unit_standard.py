@@ -8,10 +8,10 @@ from typing import Any, NoReturn
 import pytest
 import pytest_socket
 from langchain_core.language_models import BaseChatModel
-from langchain_inferscale import ChatInferScale
 from langchain_tests.unit_tests import ChatModelUnitTests
 
 from inferscale_memory import InferScaleError
+from langchain_inferscale import ChatInferScale
 
 
 class IdleEngine:

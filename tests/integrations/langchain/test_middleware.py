@@ -20,14 +20,14 @@ from langchain.agents import create_agent
 from langchain.agents.middleware import PIIMiddleware, SummarizationMiddleware, before_model, wrap_model_call
 from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage, ToolMessage
 from langchain_core.tools import tool
-from langchain_inferscale import InferScaleMemoryMiddleware
-from langchain_inferscale.context import call_scope, placed, placed_handles
-from langchain_inferscale.middleware import RECALL_EVENT
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
 from inferscale_memory import Memory, metrics
 from inferscale_memory.errors import ConfigError, InvalidInputError, ScopeError
+from langchain_inferscale import InferScaleMemoryMiddleware
+from langchain_inferscale.context import call_scope, placed, placed_handles
+from langchain_inferscale.middleware import RECALL_EVENT
 
 ALICE = {"configurable": {"user_id": "alice", "thread_id": "of alice"}}
 QUESTION = "What is my dog called?"

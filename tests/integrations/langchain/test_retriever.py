@@ -10,12 +10,12 @@ import pytest
 from agent_steps import plain_memory
 from asking import FACTS, travels
 from langchain_core.documents import Document
-from langchain_inferscale import InferScaleRetriever
-from langchain_inferscale.retriever import format_handles, kv_handles
 
 from inferscale_memory import Memory
 from inferscale_memory.errors import InvalidInputError, ScopeError
 from inferscale_memory.handles import find_handles
+from langchain_inferscale import InferScaleRetriever
+from langchain_inferscale.retriever import format_handles, kv_handles
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from agent_steps import plain_memory
 from asking import travels
-from langchain_inferscale import InferScaleRetriever
 from langchain_tests.integration_tests import RetrieversIntegrationTests
+
+from langchain_inferscale import InferScaleRetriever
 
 
 class TestInferScaleRetriever(RetrieversIntegrationTests):

@@ -8,6 +8,7 @@ import pytest
 from asking import FACTS, QUESTION, eventually, remember
 from langchain_core.caches import InMemoryCache
 from langchain_core.prompts import PromptTemplate
+
 from langchain_inferscale import InferScaleLLM
 
 pytestmark = pytest.mark.engine

@@ -10,10 +10,10 @@ import pytest
 from agent_steps import holds_handle, plain_memory
 from langchain_core.messages import ToolMessage
 from langchain_core.tools import BaseTool
-from langchain_inferscale import memory_tools
 
 from inferscale_memory import Memory
 from inferscale_memory.errors import ScopeError
+from langchain_inferscale import memory_tools
 
 BOB = {"configurable": {"user_id": "bob"}}
 

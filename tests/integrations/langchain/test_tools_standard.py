@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from agent_steps import plain_memory
-from langchain_inferscale import ForgetMemoryTool, SaveMemoryTool, SearchMemoryTool
 from langchain_tests.integration_tests import ToolsIntegrationTests
 from langchain_tests.unit_tests import ToolsUnitTests
+
+from langchain_inferscale import ForgetMemoryTool, SaveMemoryTool, SearchMemoryTool
 
 
 class _OverMemory:

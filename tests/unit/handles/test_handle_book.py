@@ -125,14 +125,21 @@ def test_a_handle_of_another_database_is_unknown(book, ring, tmp_path):
     [
         Scope.of(user_id="bob"),
         Scope.of(agent_id="alice"),
-        Scope.of(user_id="alice", session_id="s"),
+        Scope.of(session_id="alice"),
         Scope.of(user_id="alice", tenant_id="other"),
     ],
 )
-def test_a_handle_is_foreign_to_every_other_scope(book, caller):
+def test_a_handle_is_foreign_to_every_other_owner(book, caller):
     token = book.mint(ALICE, FACTS)
     assert book.open(token, ALICE).scope == ALICE
     assert reason(book, token, scope=caller) == "foreign"
+
+
+def test_a_handle_opens_to_whoever_could_have_recalled_its_facts_and_to_no_other_session(book):
+    monday, tuesday = (Scope.of(user_id="alice", session_id=day) for day in ("monday", "tuesday"))
+    assert book.open(book.mint(ALICE, FACTS), monday).scope == ALICE
+    assert book.open(book.mint(monday, FACTS), ALICE).scope == monday
+    assert reason(book, book.mint(monday, FACTS), scope=tuesday) == "foreign"
 
 
 def test_every_refusal_reads_the_same_to_an_outsider(book, engine, now):

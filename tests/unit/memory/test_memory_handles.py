@@ -123,12 +123,12 @@ def test_an_updated_fact_resolves_to_its_new_text(memory, handle):
     "scope",
     [
         {"user_id": "bob"},
-        {"user_id": "alice", "session_id": "s"},
+        {"session_id": "alice"},
         {"user_id": "alice", "tenant_id": "other"},
         {"agent_id": "alice"},
     ],
 )
-def test_a_handle_opens_in_its_own_scope_only(memory, handle, scope):
+def test_a_handle_opens_to_its_own_owner_only(memory, handle, scope):
     assert reason(memory, handle, **scope) == "foreign"
     assert len(memory.explain(handle, user_id="alice").facts) == 2
 

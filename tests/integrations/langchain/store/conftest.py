@@ -3,11 +3,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from langchain_inferscale import InferScaleStore
 from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
 
 from inferscale_memory import Memory
+from langchain_inferscale import InferScaleStore
 from tests.unit.memory.conftest import empty_database, opened, started  # noqa: F401  # fixtures
 from tests.unit.memory.toys import embed
 

@@ -9,12 +9,12 @@ from langchain.tools import ToolRuntime
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import tool
-from langchain_inferscale import InferScaleStore
 from langgraph.config import get_store
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import InjectedStore
 from langgraph.store.base import BaseStore
 
+from langchain_inferscale import InferScaleStore
 from tests.asking import FACTS, FLUSH, QUESTION, ask
 
 

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from langchain_inferscale import InferScaleStore
 from langgraph.store.base import GetOp, InvalidNamespaceError, PutOp, SearchOp
 
 from inferscale_memory.errors import InvalidInputError, StoreError
+from langchain_inferscale import InferScaleStore
 from tests.asking import eventually
 
 ALICE = ("users", "alice")
