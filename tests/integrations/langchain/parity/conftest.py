@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,10 @@ from typing import Any
 import pytest
 from asking import FACTS, FLUSH, remember
 from langchain_classic.memory import ConversationBufferMemory
-from langchain_inferscale import InferScaleBufferMemory
 from steering import MODELS, Call, covered
 
 from inferscale_memory import LocalEngine, Memory
+from langchain_inferscale import InferScaleBufferMemory
 
 RECENT = 2
 """Turns that ours gives word for word: of a script's second question, the exchange before it."""
@@ -25,13 +24,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.engine)
-
-
-@pytest.fixture(autouse=True)
-def _deprecated_classes_are_what_is_tested() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"(?s).*(deprecated|was deprecated in LangChain)")
-        yield
+            # That they are deprecated is known: they are what is to be replaced.
+            item.add_marker(pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainDeprecationWarning"))
 
 
 @dataclass

@@ -12,12 +12,12 @@ from typing import Any
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import LLMResult
-from langchain_inferscale import ChatInferScale, InferScaleLLM
-from langchain_inferscale.messages import to_engine
 from pydantic import BaseModel, Field
 
 from inferscale_memory import LocalEngine
 from inferscale_memory.handles import find_handles
+from langchain_inferscale import ChatInferScale, InferScaleLLM
+from langchain_inferscale.messages import to_engine
 
 
 def exactly(text: str) -> str:

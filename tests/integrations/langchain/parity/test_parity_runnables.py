@@ -9,8 +9,9 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder, PromptTemplate
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from langchain_core.runnables.history import RunnableWithMessageHistory
-from langchain_inferscale import InferScaleBufferMemory, InferScaleChatMessageHistory
 from steering import exactly
+
+from langchain_inferscale import InferScaleBufferMemory, InferScaleChatMessageHistory
 
 QUESTIONS = ("What is the dog of Alice called?", "How old is the dog?")
 ANSWERS = ("Rex.", "Four.")
