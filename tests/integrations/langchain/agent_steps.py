@@ -13,10 +13,10 @@ from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage
 from langchain_core.tracers.base import BaseTracer
 from langchain_core.tracers.schemas import Run
-from langchain_inferscale import ChatInferScale
 from pydantic import Field
 
 from inferscale_memory import Memory
+from langchain_inferscale import ChatInferScale
 
 _HANDLE = re.compile(r"kv:[A-Za-z]{8,}")
 
