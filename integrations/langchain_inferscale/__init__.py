@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from langchain_inferscale.history import InferScaleChatMessageHistory
     from langchain_inferscale.llm import InferScaleLLM
     from langchain_inferscale.middleware import InferScaleMemoryMiddleware
-    from langchain_inferscale.retriever import InferScaleRetriever
+    from langchain_inferscale.retriever import InferScaleRetriever, format_handles, kv_handles
     from langchain_inferscale.store import InferScaleStore
     from langchain_inferscale.tools import ForgetMemoryTool, SaveMemoryTool, SearchMemoryTool, memory_tools
 
@@ -30,6 +30,8 @@ __all__ = [
     "InferScaleStore",
     "SaveMemoryTool",
     "SearchMemoryTool",
+    "format_handles",
+    "kv_handles",
     "memory_tools",
 ]
 
@@ -42,6 +44,8 @@ _LAZY = {
     "InferScaleRetriever": "retriever",
     "InferScaleStore": "store",
     "ForgetMemoryTool": "tools",
+    "format_handles": "retriever",
+    "kv_handles": "retriever",
     "memory_tools": "tools",
     "SaveMemoryTool": "tools",
     "SearchMemoryTool": "tools",

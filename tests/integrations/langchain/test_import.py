@@ -48,6 +48,8 @@ def test_the_package_loads_nothing_before_a_name_is_used() -> None:
         "ForgetMemoryTool",
         "SaveMemoryTool",
         "SearchMemoryTool",
+        "format_handles",
+        "kv_handles",
         "memory_tools",
     ],
 )
