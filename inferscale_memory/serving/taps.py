@@ -17,8 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from inferscale_kernels.rope import unrotate
 
+from inferscale_kernels.rope import unrotate
 from inferscale_memory.serving import compat
 from inferscale_memory.serving.metadata import CapturePiece
 from inferscale_memory.serving.protocol import TapReport
