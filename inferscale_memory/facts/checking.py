@@ -57,7 +57,8 @@ class Batch:
 
 def turn_key(scope: Scope, external_id: str) -> str:
     """The database id of the turn that the caller calls ``external_id``: unique in the database, the same each time."""
-    return digest("turn", scope.key, external_id)[:ID_CHARS]
+    # Any id has a key, though one with a lone surrogate is refused later, with the item it belongs to.
+    return digest("turn", scope.key, external_id.encode("utf-8", "surrogatepass"))[:ID_CHARS]
 
 
 def check_batch(

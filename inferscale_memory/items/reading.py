@@ -18,6 +18,9 @@ from inferscale_memory.scope import Scope, digest
 
 T = TypeVar("T")
 
+_MAX_ROWS = 2**63 - 1
+"""The largest number that a database takes."""
+
 
 class Ranked(NamedTuple):
     """An item's id with its best fact's id and score, where it was ranked."""
@@ -98,7 +101,7 @@ def page(ranked: Sequence[T], query: Query) -> list[T]:
 def _page_of(select_ids: Select[Any], query: Query) -> Select[Any]:
     if asks(query) or min(query.limit, query.offset) < 0:
         return select_ids
-    return select_ids.limit(query.limit).offset(query.offset)
+    return select_ids.limit(min(query.limit, _MAX_ROWS)).offset(min(query.offset, _MAX_ROWS))
 
 
 def facts_of(tx: Session, ids: Collection[str]) -> dict[str, list[str]]:

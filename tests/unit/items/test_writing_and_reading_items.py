@@ -168,6 +168,12 @@ def test_pages_of_ranked_and_unranked_items_never_repeat_one(items):
     assert sorted(hit.item.key for page in pages for hit in page) == [f"{n}" for n in range(9)]
 
 
+def test_a_page_larger_than_any_database_can_count_to_is_everything(items):
+    items.put([Put(ALICE, "one", {})])
+    assert [hit.item.key for hit in items.search(Query(ALICE, limit=2**70))] == ["one"]
+    assert items.search(Query(ALICE, offset=2**70)) == []
+
+
 def test_facts_that_say_nearly_the_same_do_not_hide_an_item(items):
     items.put([Put(ALICE, f"{n}", {}, (f"{'!' * n} I like tea",)) for n in range(5)])
     hits = items.search(Query(ALICE, "I like tea"))

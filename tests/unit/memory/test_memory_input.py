@@ -70,6 +70,17 @@ def test_bad_messages_are_named_and_the_good_ones_are_kept(memory):
     assert texts(memory, user_id="alice") == ["User: My dog is called Rex.", "Assistant: Hello Rex!"]
 
 
+@pytest.mark.parametrize("bad", ["\ud800", "\0", "x" * 300])
+def test_a_message_whose_id_cannot_be_kept_is_named_and_the_good_ones_are_kept(memory, bad):
+    messages = [
+        {"role": "user", "content": "My dog is called Rex.", "id": "one"},
+        {"role": "user", "content": "My cat is called Tom.", "id": bad},
+    ]
+    result = memory.add(messages, user_id="alice")
+    assert [error.index for error in result.errors] == [1]
+    assert texts(memory, user_id="alice") == ["User: My dog is called Rex."]
+
+
 @pytest.mark.parametrize("content", [None, 3, b"bytes", [], (), {"a set"}, iter(["one"])])
 def test_what_is_neither_text_nor_messages_is_refused_whole(empty, content):
     with pytest.raises(InvalidInputError, match="remember"):
