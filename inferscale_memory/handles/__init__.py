@@ -2,7 +2,7 @@
 
 from inferscale_memory.handles.book import DEFAULT_TTL, HandleBook, HandleRecord, HandleRow
 from inferscale_memory.handles.ring import SECRET_VARIABLE, SecretRing
-from inferscale_memory.handles.text import find_handles, strip_handles
+from inferscale_memory.handles.text import find_handles, listed_handles, strip_handles
 
 __all__ = [
     "DEFAULT_TTL",
@@ -12,5 +12,6 @@ __all__ = [
     "HandleRow",
     "SecretRing",
     "find_handles",
+    "listed_handles",
     "strip_handles",
 ]

@@ -270,7 +270,9 @@ def _store(done: str) -> Iterator[None]:
     try:
         yield
     except SQLAlchemyError as error:
+        # The driver's own message; SQLAlchemy's adds the statement and its parameters: whose handles, of which facts.
+        found = getattr(error, "orig", None) or type(error).__name__
         raise StoreError(
-            f"the table of KV handles cannot be {done}: {error}. Check the database's free space, permissions and "
+            f"the table of KV handles cannot be {done}: {found}. Check the database's free space, permissions and "
             "schema (inferscale doctor)."
         ) from error

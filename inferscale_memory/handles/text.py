@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import re
 import string
+from collections.abc import Iterable
+
+from inferscale_memory.errors import InvalidInputError
 
 OPENING = "⟦kv:"
 CLOSING = "⟧"
@@ -27,6 +30,19 @@ _VALUE = {letter: value for value, letter in enumerate(_ALPHABET)}
 def find_handles(text: str) -> list[str]:
     """Whole handles in ``text``, each once, in order of first appearance. A cut one is not found."""
     return list(dict.fromkeys(HANDLE.findall(text)))
+
+
+def listed_handles(given: object) -> list[str]:
+    """The handles that come beside a prompt (``kv_handles=``).
+
+    Raises:
+        InvalidInputError: it is no list; each letter of a bare handle would be taken for one.
+    """
+    if given is None:
+        return []
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise InvalidInputError(f"kv_handles is a {type(given).__name__}; wanted a list, such as kv_handles=[handle].")
+    return [str(handle) for handle in given]
 
 
 def strip_handles(text: str) -> str:

@@ -52,6 +52,14 @@ class PromptBuilder:
         """The line before the facts, as it is used."""
         return self._header
 
+    def tokenize(self, text: str) -> tuple[int, ...]:
+        """Ids of a text by itself, without BOS or EOS; added tokens spelled in it count as such.
+
+        Raises:
+            InvalidInputError: the text holds a lone surrogate.
+        """
+        return self._text.parsed(text)
+
     def fact_tokens(self, text: str) -> tuple[int, ...]:
         r"""Ids of the line ``- {text}\n`` as plain text: none of them is an added token's, whatever the text spells.
 

@@ -14,6 +14,21 @@ _ANCHORS = ("\n", "-", ".", "a")
 _MAX_DEFUSING = 4
 
 
+def check_unicode(text: str) -> None:
+    """Refuse what no tokenizer takes.
+
+    Raises:
+        InvalidInputError: the text holds a lone surrogate.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidInputError(
+            f"the text holds a lone surrogate at character {error.start}; remove it, for example with "
+            "text.encode('utf-8', 'replace').decode()."
+        ) from error
+
+
 class PlainEncoder:
     """Encodes text pieces so that they can be put together by their ids.
 
@@ -47,7 +62,12 @@ class PlainEncoder:
         return (), ()
 
     def parsed(self, text: str) -> tuple[int, ...]:
-        """Ids of a rendered text from its beginning: added tokens spelled in it count as such; none are put around."""
+        """Ids of a rendered text from its beginning: added tokens spelled in it count as such; none are put around.
+
+        Raises:
+            InvalidInputError: the text holds a lone surrogate.
+        """
+        check_unicode(text)
         return tuple(self._tokenizer(text, add_special_tokens=False).input_ids) if text else ()
 
     def parsed_continuation(self, text: str) -> tuple[int, ...]:
@@ -68,13 +88,7 @@ class PlainEncoder:
             InvalidInputError: the text cannot be encoded, as a lone surrogate cannot.
             PromptError: the tokenizer has no plain spelling for it.
         """
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise InvalidInputError(
-                f"the text holds a lone surrogate at character {error.start}; remove it, for example with "
-                "text.encode('utf-8', 'replace').decode()."
-            ) from error
+        check_unicode(text)
         ids = self._encode_all(self._split(text))
         if self._forbidden_ids.isdisjoint(ids):
             return ids

@@ -186,3 +186,18 @@ def platform_is_cpu() -> bool:
     from vllm.platforms import current_platform
 
     return bool(current_platform.is_cpu())
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def is_callers_mistake(error: BaseException) -> bool:
+    """Whether vLLM blames the request."""
+    from vllm.exceptions import VLLMClientError
+
+    return isinstance(error, VLLMClientError)
+
+
+def is_too_long(error: BaseException) -> bool:
+    """Whether vLLM found that the prompt does not fit the model's length."""
+    return is_callers_mistake(error) and getattr(error, "parameter", None) in ("input_tokens", "input_text")

@@ -219,7 +219,7 @@ class LocalEngine:
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a text by itself, without BOS or EOS."""
-        return list(self._open.tokenizer(text, add_special_tokens=False).input_ids)
+        return list(self._open.prompt.tokenize(text))
 
     def count_tokens(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> int:
         """Tokens of the conversation's prompt, the facts behind its handles included, however many they are.

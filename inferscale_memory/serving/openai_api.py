@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from inferscale_memory import metrics
-from inferscale_memory.errors import EngineError, InferScaleError, InvalidInputError
+from inferscale_memory.errors import EngineError, InferScaleError, InvalidInputError, PromptError
 from inferscale_memory.handles.stream import AnswerFilter, without_handles
+from inferscale_memory.serving import compat
 from inferscale_memory.serving.protocol import Accounting, inject_params, parse_accounting
 from inferscale_memory.serving.resolve import Plan
 
@@ -193,6 +194,10 @@ async def _call(work: Any) -> Any:
     except (ValueError, TypeError) as error:
         raise InvalidInputError(f"vLLM refused the request: {error}") from error
     except Exception as error:
+        if compat.is_too_long(error):
+            raise PromptError(f"the prompt does not fit the model: {error}") from error
+        if compat.is_callers_mistake(error):
+            raise InvalidInputError(f"vLLM refused the request: {error}") from error
         raise EngineError(f"the engine failed: {type(error).__name__}: {error}") from error
     problem = getattr(answer, "error", None)
     if problem is not None:
@@ -203,7 +208,7 @@ async def _call(work: Any) -> Any:
 def _validated(kind: Any, fields: dict[str, Any]) -> Any:
     try:
         return kind(**fields)
-    except ValueError as error:
+    except Exception as error:  # pydantic's, or vLLM's own, which is no ValueError
         raise InvalidInputError(f"the request is not valid: {error}") from error
 
 

@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from inferscale_memory import metrics
-from inferscale_memory.errors import InvalidInputError, PromptError, ScopeError
-from inferscale_memory.handles import find_handles, strip_handles
+from inferscale_memory.errors import InvalidInputError, PromptError, ScopeError, StoreError
+from inferscale_memory.handles import find_handles, listed_handles, strip_handles
 from inferscale_memory.prompt import Assembled, extract_handles
 from inferscale_memory.prompt.messages import PLACE, merge_instructions
 from inferscale_memory.scope import DEFAULT_TENANT, Scope
@@ -37,7 +37,7 @@ class Preparer:
         Without a handle nothing but consecutive system messages changes: ``cleaned`` is ``None`` where there are none.
         """
         scope = scope_of(options)
-        extra = [str(handle) for handle in options.pop("kv_handles", None) or ()]
+        extra = listed_handles(options.pop("kv_handles", None))
         found = extract_handles(messages)
         handles = list(dict.fromkeys([*found.handles, *extra]))
         if found.ignored:
@@ -45,7 +45,10 @@ class Preparer:
             logger.warning("%d handles outside system messages were removed unresolved.", len(found.ignored))
         if not handles:
             merged = merge_instructions(found.messages)
-            changed = found.ignored or len(merged) < len(messages)
+            # Not only whole handles: remains of them too, and those in names and arguments of tools, are taken out.
+            changed = len(merged) < len(messages) or any(
+                mine is not theirs for mine, theirs in zip(found.messages, messages, strict=True)
+            )
             return Plan(token_ids=[], cleaned=merged if changed else None)
         self._refuse(options, scope)
         resolution = self._resolve(handles, scope)
@@ -67,7 +70,7 @@ class Preparer:
         """Tokens of a conversation's prompt with all its facts, whether it fits the model or not."""
         scope = scope_of(options)
         found = extract_handles(messages)
-        handles = list(dict.fromkeys([*found.handles, *map(str, options.pop("kv_handles", None) or ())]))
+        handles = list(dict.fromkeys([*found.handles, *listed_handles(options.pop("kv_handles", None))]))
         resolution = self._resolve(handles, scope) if handles else None
         assembled = self._engine.prompt.assemble(
             found.messages,
@@ -83,7 +86,7 @@ class Preparer:
     async def text(self, prompt: str, options: dict[str, Any]) -> Plan:
         """Plan a string prompt."""
         scope = scope_of(options)
-        extra = [str(handle) for handle in options.pop("kv_handles", None) or ()]
+        extra = listed_handles(options.pop("kv_handles", None))
         if not isinstance(prompt, str):
             raise InvalidInputError(f"the prompt must be a string, got {type(prompt).__name__}.")
         handles = list(dict.fromkeys([*find_handles(prompt), *extra]))
@@ -130,13 +133,23 @@ class Preparer:
             metrics.HANDLES_REJECTED.labels("no_memory").inc(len(handles))
             logger.warning("%d handles were removed: no memory is bound to this engine.", len(handles))
             return None
-        return resolver.resolve(handles, scope)
+        try:
+            return resolver.resolve(handles, scope)
+        except StoreError as error:
+            # As with a memory that is closed: the question is answered without facts rather than not at all.
+            metrics.HANDLES_REJECTED.labels("store").inc(len(handles))
+            logger.warning("%d handles were removed: the memory cannot be read: %s", len(handles), error)
+            return None
 
     def _with_room(self, assemble: Callable[..., Assembled], options: Mapping[str, Any]) -> Assembled:
         """Assemble with room for the answer: what the caller asked for, else some, as long as the prompt leaves any."""
         wanted = options.get("max_completion_tokens") or options.get("max_tokens")
         if wanted:
-            return assemble(max_tokens_room=int(wanted))
+            try:
+                room = int(wanted)
+            except (TypeError, ValueError):
+                raise InvalidInputError(f"max_tokens is {wanted!r}; wanted a number of tokens, 1 or more.") from None
+            return assemble(max_tokens_room=room)
         try:
             return assemble(max_tokens_room=min(DEFAULT_ANSWER_ROOM, self._engine.max_model_len // 4))
         except PromptError:
