@@ -10,9 +10,10 @@ from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMe
 
 from inferscale_memory.errors import ScopeError
 from inferscale_memory.handles import strip_handles
-from inferscale_memory.scope import MAX_ID_CHARS, Scope
+from inferscale_memory.scope import Scope
 from inferscale_memory.text import is_blank
 from langchain_inferscale.context import merged_scope, run_scope
+from langchain_inferscale.messages import usable_id
 
 if TYPE_CHECKING:
     from inferscale_memory.facts import AddResult, Turn
@@ -91,9 +92,7 @@ def _item(message: BaseMessage) -> dict[str, Any] | None:
     text = strip_handles(str(message.text))
     if role is None or is_blank(text):
         return None
-    # An id that cannot be kept is no reason to lose the message.
-    usable = message.id if message.id and len(message.id) <= MAX_ID_CHARS and not is_blank(message.id) else None
-    return {"role": role, "content": text, "id": usable, "name": message.name}
+    return {"role": role, "content": text, "id": usable_id(message), "name": message.name}
 
 
 def _role(message: BaseMessage) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 
 from inferscale_memory.handles import strip_handles
+from langchain_inferscale.messages import usable_id
 
 
 def opening_of(messages: Sequence[AnyMessage], ids: Collection[str] = ()) -> list[HumanMessage]:
@@ -46,7 +47,7 @@ def words_of(message: AnyMessage) -> str:
 def item_of(message: AnyMessage) -> dict[str, Any]:
     """A message as ``Memory.add`` takes it; its id makes saving it again harmless."""
     role = "user" if isinstance(message, HumanMessage) else "assistant"
-    return {"role": role, "content": words_of(message), "id": message.id, "name": message.name}
+    return {"role": role, "content": words_of(message), "id": usable_id(message), "name": message.name}
 
 
 def _is_users(message: AnyMessage) -> bool:

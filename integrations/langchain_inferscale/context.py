@@ -66,11 +66,7 @@ def call_scope(given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ScopeError: the run contradicts itself.
     """
-    run = run_scope()
-    if not {"user_id", "agent_id"} & run.keys():
-        # RunnableWithMessageHistory names a session for its own purposes; that alone says nobody's memory.
-        run = {}
-    named = {**run, **given}
+    named = {**named_scope(), **given}
     scopes = [scope for scope in _placed.get().scopes if all(named.get(n, v) == v for n, v in scope.items())]
     if not scopes:
         return named
@@ -109,6 +105,15 @@ def run_scope(config: Mapping[str, Any] | None = None, context: Any = None) -> d
     """
     found = _running_context() if context is None else context
     return merged_scope({"the run's context": scope_ids(found), "config['configurable']": configured_scope(config)})
+
+
+def named_scope(config: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The scope keywords that a run names, if it says whose memory; else none. As ``run_scope``.
+
+    RunnableWithMessageHistory names a session for its own purposes; that alone says nobody's memory.
+    """
+    run = run_scope(config)
+    return run if {"user_id", "agent_id"} & run.keys() else {}
 
 
 def merged_scope(sources: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -10,7 +10,9 @@ from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackMana
 from langchain_core.language_models import LangSmithParams
 from langchain_core.language_models.llms import LLM
 from langchain_core.outputs import Generation, GenerationChunk, LLMResult
+from langchain_core.runnables import Runnable
 
+from inferscale_memory.handles import listed_handles
 from langchain_inferscale.answers import metadata_of, usage_of
 from langchain_inferscale.context import placed
 from langchain_inferscale.parameters import CONFIG, EngineParameters
@@ -37,14 +39,24 @@ class InferScaleLLM(EngineParameters, LLM):
         """Token ids of a text by itself, from the model's own tokenizer."""
         return self.engine.tokenize(text)
 
-    def generate(self, *args: Any, kv_handles: Sequence[str] = (), **kwargs: Any) -> LLMResult:
+    # LangChain's own would put a batch's prompts one after the other through one call, for whom its first config names.
+
+    def batch(self, inputs: list[Any], config: Any = None, **call: Any) -> list[str]:
+        """As every runnable's: each input by itself, all at once, for whom its own config names."""
+        return Runnable.batch(self, inputs, config, **call)
+
+    async def abatch(self, inputs: list[Any], config: Any = None, **call: Any) -> list[str]:
+        """Async twin of ``batch``."""
+        return await Runnable.abatch(self, inputs, config, **call)
+
+    def generate(self, *args: Any, kv_handles: Sequence[str] | None = None, **kwargs: Any) -> LLMResult:
         """As the base class does; ``kv_handles`` are placed beside the prompts, where LangChain's cache sees them."""
-        with placed(kv_handles):
+        with placed(listed_handles(kv_handles)):
             return super().generate(*args, **kwargs)
 
-    async def agenerate(self, *args: Any, kv_handles: Sequence[str] = (), **kwargs: Any) -> LLMResult:
+    async def agenerate(self, *args: Any, kv_handles: Sequence[str] | None = None, **kwargs: Any) -> LLMResult:
         """Async twin of ``generate``."""
-        with placed(kv_handles):
+        with placed(listed_handles(kv_handles)):
             return await super().agenerate(*args, **kwargs)
 
     def _generate(

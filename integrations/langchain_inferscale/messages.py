@@ -8,10 +8,26 @@ from typing import Any
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, convert_to_openai_messages
 from langchain_core.prompt_values import PromptValue, StringPromptValue
 
+from inferscale_memory.errors import InvalidInputError
 from inferscale_memory.handles import find_handles, strip_handles
+from inferscale_memory.scope import MAX_ID_CHARS
+from inferscale_memory.text import check_text
 
 STRING_PROMPT = "inferscale_string_prompt"
-"""Mark on the message that a string prompt became: in it, the memory's handle may stand anywhere."""
+"""Mark on the message that a string prompt became, for traces and for LangChain's caches, which compare messages."""
+
+
+class _StringPrompt(HumanMessage):
+    """The message that a string prompt became: in it, the memory's handle may stand anywhere.
+
+    What counts is the class, which no message that came as data (from a client, a checkpoint, a history) can have; a
+    mark in its fields anybody could write.
+    """
+
+    @classmethod
+    def lc_id(cls) -> list[str]:
+        """That of a human message, which it is for everybody else."""
+        return HumanMessage.lc_id()
 
 
 def marked(prompt: PromptValue) -> PromptValue:
@@ -26,7 +42,7 @@ class _MarkedPrompt(StringPromptValue):
 
     def to_messages(self) -> list[BaseMessage]:
         """One human message."""
-        return [HumanMessage(content=self.text, additional_kwargs={STRING_PROMPT: True})]
+        return [_StringPrompt(content=self.text, additional_kwargs={STRING_PROMPT: True})]
 
 
 def to_engine(messages: Sequence[BaseMessage]) -> tuple[list[dict[str, Any]], list[str]]:
@@ -37,7 +53,7 @@ def to_engine(messages: Sequence[BaseMessage]) -> tuple[list[dict[str, Any]], li
     sent: list[dict[str, Any]] = []
     handles: list[str] = []
     for message in messages:
-        if message.additional_kwargs.get(STRING_PROMPT) and isinstance(message.content, str):
+        if isinstance(message, _StringPrompt) and isinstance(message.content, str):
             handles += find_handles(message.content)
             sent.append({"role": "user", "content": strip_handles(message.content)})
             continue
@@ -46,6 +62,14 @@ def to_engine(messages: Sequence[BaseMessage]) -> tuple[list[dict[str, Any]], li
             one["content"] = "".join(_text(part) for part in one["content"])
         sent.append(one)
     return sent, handles
+
+
+def usable_id(message: BaseMessage) -> str | None:
+    """The message's id, if a turn can be kept under it; an id that cannot is no reason to lose the message."""
+    try:
+        return check_text(message.id, what="message id", max_chars=MAX_ID_CHARS)
+    except InvalidInputError:
+        return None
 
 
 def _text(part: Any) -> str:

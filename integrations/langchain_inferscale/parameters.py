@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from langchain_core.runnables import RunnableConfig
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from inferscale_memory.handles import listed_handles
 from inferscale_memory.scope import digest
 from inferscale_memory.serving.base import AnsweringEngine
-from langchain_inferscale.context import SCOPE_IDS, call_scope, placed_handles, scope_ids
+from langchain_inferscale.context import SCOPE_IDS, call_scope, named_scope, placed_handles, scope_ids
 
 PROVIDER = "inferscale"
 
@@ -59,6 +61,32 @@ class EngineParameters(BaseModel):
             raise ValueError(f"engine is a {type(value).__name__}; wanted a running one, such as LocalEngine('demo')")
         return value
 
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Any:
+        """A copy of the model asks the same engine."""
+        return super().__deepcopy__({id(self.engine): self.engine, **(memo or {})})
+
+    # LangChain keeps a call's config to itself, unless a chain stands around the model; whom it names must count.
+
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **call: Any) -> Any:
+        """As LangChain's, for whom the config names."""
+        return super().invoke(input, config, **self._named(config, call))  # type: ignore[misc]
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **call: Any) -> Any:
+        """Async twin of ``invoke``."""
+        return await super().ainvoke(input, config, **self._named(config, call))  # type: ignore[misc]
+
+    def stream(self, input: Any, config: RunnableConfig | None = None, **call: Any) -> Any:
+        """As LangChain's, for whom the config names."""
+        return super().stream(input, config, **self._named(config, call))  # type: ignore[misc]
+
+    def astream(self, input: Any, config: RunnableConfig | None = None, **call: Any) -> Any:
+        """Async twin of ``stream``."""
+        return super().astream(input, config, **self._named(config, call))  # type: ignore[misc]
+
+    def _named(self, config: RunnableConfig | None, call: dict[str, Any]) -> dict[str, Any]:
+        """The call's keywords, with the ids that its config names and that neither it nor the model names itself."""
+        return {**named_scope(config), **scope_ids(self), **call} if config else call
+
     @property
     def model_name(self) -> str:
         """The engine's model."""
@@ -68,11 +96,12 @@ class EngineParameters(BaseModel):
     def _identifying_params(self) -> dict[str, Any]:
         """What an answer depends on besides the prompt; LangChain's caches compare it.
 
-        Handles placed beside the messages are part of it, as a digest: else one user's answer, kept by a cache, would
-        be given to another who asks the same.
+        The scope is part of it, and so are handles placed beside the messages, as a digest: else one user's answer,
+        kept by a cache, would be given to another who asks the same.
         """
-        names = ("temperature", "top_p", "max_tokens", "stop", "seed", "extra_body", *SCOPE_IDS)
+        names = ("temperature", "top_p", "max_tokens", "stop", "seed", "extra_body")
         params = {name: value for name in names if (value := getattr(self, name)) is not None and value != {}}
+        params |= call_scope(scope_ids(self))
         handles = placed_handles()
         if handles:
             params["memory"] = digest("placed", *handles)
@@ -105,7 +134,7 @@ class EngineParameters(BaseModel):
         options = {**own, **body, **keywords, **call_scope({**scope_ids(self), **scope_ids(call)})}
         if stops := stop or self.stop:
             options["stop"] = list(stops)
-        every = dict.fromkeys([*placed_handles(), *map(str, call.get("kv_handles") or ()), *handles])
+        every = dict.fromkeys([*placed_handles(), *listed_handles(call.get("kv_handles")), *handles])
         if every:
             options["kv_handles"] = list(every)
         return {name: value for name, value in options.items() if value is not None}

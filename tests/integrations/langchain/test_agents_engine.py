@@ -31,7 +31,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnablePassthrough
 from langgraph.checkpoint.memory import InMemorySaver
 
-from inferscale_memory import LocalEngine, Memory
+from inferscale_memory import LocalEngine, Memory, StoreError
 from langchain_inferscale import InferScaleMemoryMiddleware, InferScaleRetriever, memory_tools
 from langchain_inferscale.retriever import format_handles, kv_handles
 
@@ -181,10 +181,14 @@ def _last_values(chunks: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return next(chunk for mode, chunk in reversed(chunks) if mode == "values")
 
 
+def unreadable(*_: Any) -> Any:
+    raise StoreError("the table of KV handles cannot be read")
+
+
 # -- outages -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["raises", "hangs", "closed"])
+@pytest.mark.parametrize("kind", ["raises", "hangs", "closed", "breaks after the search"])
 def test_the_agent_answers_while_memory_is_down_and_with_facts_afterwards(
     engine: LocalEngine, memory: Memory, users: dict[str, set[str]], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +199,8 @@ def test_the_agent_answers_while_memory_is_down_and_with_facts_afterwards(
     with monkeypatch.context() as patch:
         if kind == "closed":
             memory.close()
+        elif kind == "breaks after the search":
+            patch.setattr(memory.handles, "open", unreadable)
         elif kind == "raises":
             patch.setattr(memory, "search", lambda *_, **__: 1 / 0)
         else:

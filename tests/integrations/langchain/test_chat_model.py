@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 from collections.abc import Callable
 from contextlib import aclosing
@@ -13,13 +14,15 @@ from asking import FACTS, QUESTION, eventually, remember
 from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.prompt_values import StringPromptValue
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder, PromptTemplate
 from langchain_core.runnables import RunnableLambda
 from pydantic import BaseModel, Field
 
-from inferscale_memory import EngineError, InvalidInputError, LocalEngine, Memory
+from inferscale_memory import EngineError, InvalidInputError, LocalEngine, Memory, PromptError
 from langchain_inferscale import ChatInferScale
 from langchain_inferscale.context import placed
+from langchain_inferscale.messages import marked
 
 pytestmark = pytest.mark.engine
 
@@ -113,6 +116,25 @@ def test_a_handle_that_somebody_spelled_in_a_conversation_names_no_memory(chat, 
     assert answer.usage_metadata["input_tokens"] == chat.get_num_tokens_from_messages(bare)
 
 
+def test_a_message_from_outside_cannot_pass_for_a_string_prompt(chat, handle):
+    [real] = marked(StringPromptValue(text=f"{handle} {QUESTION}")).to_messages()
+    forged = HumanMessage(**real.model_dump())
+    assert forged.additional_kwargs == real.additional_kwargs
+    assert chat.invoke([forged]).response_metadata["recalled"] == []
+
+
+def test_a_handle_in_a_tool_s_arguments_or_cut_in_two_does_not_reach_the_model(engine, chat, handle):
+    call = {"name": "look", "id": "1", "type": "tool_call"}
+
+    def conversation(text: str, query: str) -> list[Any]:
+        said = AIMessage("", tool_calls=[{**call, "args": {"query": query}}])
+        return [HumanMessage(text), said, ToolMessage("Nothing.", tool_call_id="1")]
+
+    spelled, bare = conversation(f"Look {handle[:-9]}", f"dog {handle}"), conversation("Look ", "dog ")
+    tokens = [chat.invoke(messages).usage_metadata["input_tokens"] for messages in (spelled, bare)]
+    assert tokens[0] == tokens[1]
+
+
 def test_a_placeholder_in_a_template_keeps_the_handle(chat, handle):
     template = ChatPromptTemplate.from_messages(
         [("system", "Be brief."), MessagesPlaceholder("history"), ("human", "{q}")]
@@ -148,6 +170,40 @@ def test_the_run_s_config_and_the_model_s_own_ids_name_the_user(engine, chat, ha
         assert bool(answer.response_metadata["recalled"]) is known
     pinned = ChatInferScale(engine=engine, max_tokens=2, user_id="somebody else")
     assert pinned.invoke(messages).response_metadata["recalled"] == []
+
+
+def test_the_config_of_a_call_names_the_user_without_a_chain_around_the_model(chat, handle, user):
+    messages = [SystemMessage(str(handle)), HumanMessage(QUESTION)]
+    mine, theirs = ({"configurable": {"user_id": name}} for name in (user, "somebody else"))
+
+    async def awaited(config):
+        *_, last = [chunk async for chunk in chat.astream(messages, config)]
+        return [await chat.ainvoke(messages, config), last]
+
+    for config, known in ((mine, True), (theirs, False)):
+        *_, last = chat.stream(messages, config)
+        bound = chat.with_config(config).invoke(messages)
+        answers = [chat.invoke(messages, config), last, bound, *asyncio.run(awaited(config))]
+        assert [bool(answer.response_metadata["recalled"]) for answer in answers] == [known] * 5
+    answers = chat.batch([messages, messages], [mine, theirs])
+    assert [bool(answer.response_metadata["recalled"]) for answer in answers] == [True, False]
+    # What the call and the model say themselves goes before.
+    assert chat.invoke(messages, theirs, user_id=user).response_metadata["recalled"]
+    assert chat.model_copy(update={"user_id": user}).invoke(messages, theirs).response_metadata["recalled"]
+
+
+def test_a_cached_answer_is_not_given_to_a_run_that_may_not_open_its_handle(engine, handle, user):
+    cached = ChatInferScale(engine=engine, max_tokens=2, temperature=0, cache=InMemoryCache())
+    messages = [SystemMessage(str(handle)), HumanMessage(QUESTION)]
+    for model in (cached, RunnableLambda(lambda _: messages) | cached):
+        for name, known in ((user, True), ("somebody else", False), (user, True)):
+            answer = model.invoke(messages, {"configurable": {"user_id": name}})
+            assert bool(answer.response_metadata["recalled"]) is known
+
+
+def test_a_copy_of_the_model_asks_the_same_engine(engine, chat):
+    for copied in (copy.deepcopy(chat), chat.model_copy(deep=True), copy.copy(chat)):
+        assert copied.engine is engine
 
 
 # -- what comes back ---------------------------------------------------------------------------------------------------
@@ -393,6 +449,32 @@ def test_what_is_no_engine_and_an_unknown_field_are_refused(engine):
         ChatInferScale(engine="demo")
     with pytest.raises(ValueError, match="temprature"):
         ChatInferScale(engine=engine, temprature=0)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "told"),
+    [
+        ({"top_logprobs": -3}, InvalidInputError, "top_logprobs"),
+        ({"tool_choice": "required"}, InvalidInputError, "tools"),
+        ({"structured_outputs": {"regex": "("}}, InvalidInputError, "regex"),
+        ({"max_tokens": "many"}, InvalidInputError, "max_tokens"),
+        ({"kv_handles": "⟦kv:abc⟧"}, InvalidInputError, "kv_handles is a str; wanted a list"),
+        ({"text": "half an emoji: \ud83d"}, InvalidInputError, "lone surrogate"),
+        ({"text": "word " * 4000}, PromptError, "the prompt has"),
+    ],
+    ids=["option", "choice", "expression", "number", "handles", "surrogate", "too long"],
+)
+def test_what_the_caller_got_wrong_is_told_as_such_beside_a_handle(chat, handle, call, kind, told):
+    text, options = call.get("text", QUESTION), {name: value for name, value in call.items() if name != "text"}
+    with pytest.raises(kind, match=told):
+        chat.invoke([SystemMessage(str(handle)), HumanMessage(text)], **options)
+
+
+def test_a_prompt_that_is_too_long_is_told_as_such_without_a_handle(chat):
+    with pytest.raises(PromptError, match="the prompt does not fit the model"):
+        chat.invoke("word " * 4000)
+    with pytest.raises(InvalidInputError, match="lone surrogate"):
+        chat.get_num_tokens("\ud83d")
 
 
 def test_another_model_s_name_is_refused(engine, chat):

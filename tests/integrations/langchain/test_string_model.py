@@ -9,6 +9,7 @@ from asking import FACTS, QUESTION, eventually, remember
 from langchain_core.caches import InMemoryCache
 from langchain_core.prompts import PromptTemplate
 
+from inferscale_memory import InvalidInputError
 from langchain_inferscale import InferScaleLLM
 
 pytestmark = pytest.mark.engine
@@ -76,3 +77,17 @@ def test_the_cache_tells_handles_given_as_keywords_apart(engine, handle):
 
 def test_tokens_are_counted_by_the_model_s_own_tokenizer(engine, llm):
     assert llm.get_num_tokens("The dog.") == len(engine.tokenize("The dog.")) == 3
+
+
+def test_each_prompt_of_a_batch_is_answered_for_whom_its_own_config_names(llm, handle, user):
+    prompts = [f"{handle}\nThe dog of Alice is called"] * 2
+    configs = [{"configurable": {"user_id": name}} for name in (user, "somebody else")]
+    for mine, theirs in (llm.batch(prompts, configs), asyncio.run(llm.abatch(prompts, configs))):
+        assert "Rex" in mine
+        assert "Rex" not in theirs
+
+
+def test_a_keyword_that_is_no_list_of_handles_is_refused_and_none_is_fine(llm, handle):
+    assert llm.invoke("Hello", kv_handles=None) == llm.invoke("Hello")
+    with pytest.raises(InvalidInputError, match="kv_handles is a Handle; wanted a list, such as"):
+        llm.invoke("Hello", kv_handles=handle)
