@@ -37,21 +37,22 @@ class Saves:
             save: saves them; called in a thread of its own, until it returns or the program ends.
         """
         try:
-            saving = self._pool.submit(save)
+            return self._pool.submit(lambda: self._saved(items, save))
         except BusyError as error:
             self._lost(items, "busy", str(error))
             return None
-        saving.add_done_callback(lambda done: self._report(done, items))
-        return saving
 
-    def _report(self, saving: Future[AddResult], items: Sequence[Item]) -> None:
-        error = saving.exception()
-        if error is not None:
+    def _saved(self, items: Sequence[Item], save: Callable[[], AddResult]) -> AddResult:
+        """Save and tell of what was lost, before anybody who waits for the save goes on."""
+        try:
+            result = save()
+        except BaseException as error:
             self._lost(items, "error", f"{type(error).__name__}: {error}")
-            return
-        refused = {bad.index: bad.reason for bad in saving.result().errors}
+            raise
+        refused = {bad.index: bad.reason for bad in result.errors}
         if refused:
             self._lost([items[at] for at in refused], "refused", "; ".join(refused.values()))
+        return result
 
     def _lost(self, items: Sequence[Item], reason: str, why: str) -> None:
         metrics.AGENT_MEMORY_FAILURES.labels("save", reason).inc()

@@ -326,6 +326,18 @@ def test_a_handle_that_a_user_or_a_model_spells_is_not_saved(memory: Memory) -> 
     assert not holds_handle(texts(memory))
 
 
+@pytest.mark.parametrize("bad", ["\ud800", "\0", "x" * 300])
+def test_a_message_whose_id_cannot_be_kept_is_searched_for_and_saved_all_the_same(
+    memory: Memory, searches: list[Any], bad: str
+) -> None:
+    noted = Placed()
+    running = agent(says("Noted."), InferScaleMemoryMiddleware(memory, k=2), noted.middleware)
+    running.invoke(ask("My shoes are red.", id=bad), ALICE)
+    assert len(searches) == 1
+    assert all(noted.handles)
+    assert "User: My shoes are red." in texts(memory)
+
+
 def test_a_message_that_cannot_be_saved_is_named(memory: Memory, caplog: pytest.LogCaptureFixture) -> None:
     agent(says("Rex."), InferScaleMemoryMiddleware(memory)).invoke(ask("Dog? \ud800", id="odd"), ALICE)
     assert "messages were not saved (user odd)" in caplog.text
