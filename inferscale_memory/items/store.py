@@ -56,7 +56,7 @@ class ItemStore:
     """Documents under ``(namespace, key)``; what they can be found by are facts of the memory.
 
     A namespace is somebody's memory: by default its labels joined by ``/`` are a ``user_id``, so that
-    ``memory.recall(..., user_id="alice")`` sees what was put below ``("alice",)``. An item and its facts are written in
+    ``memory.recall(..., user_id="alice")`` sees what was put in ``("alice",)``. An item and its facts are written in
     one transaction; facts that no item needs any more are deleted with all that ``Memory.delete`` deletes. A fact that
     was remembered before an item said the same, or said in a conversation since, stays when the item goes. Deleting a
     fact through ``Memory`` deletes the items that hold its text.

@@ -56,8 +56,9 @@ class InferScaleStore(BaseStore):
 
     It behaves as langgraph's ``InMemoryStore`` with an index does, and beyond that: it survives restarts, is shared by
     threads and processes, puts of one batch are all written or none, and items may expire. What an item is indexed by
-    are facts of the memory, so ``memory.recall(query, user_id="alice")``, middleware and tools see what was put below
-    ``("alice",)``. Values are JSON objects.
+    are facts of the memory, so ``memory.recall(query, user_id="alice")``, middleware and tools see what was put in
+    ``("alice",)``. What was put in ``("alice", "preferences")`` is another's by default, ``"alice/preferences"``'s:
+    neither seen nor deleted with ``"alice"``, unless ``scope=`` says so. Values are JSON objects.
 
     Reads of a batch see the state before its puts. An item that is overwritten keeps ``created_at``. Expired items are
     never returned, whatever ``omit_expired`` says, and erased with their facts at opening, at most a minute after
