@@ -55,14 +55,18 @@ class MemoryResolver:
         self._tokens: OrderedDict[tuple[str, int], tuple[int, ...]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def resolve(self, handles: Sequence[str], scope: Scope | None) -> Resolution | None:
+    def resolve(
+        self, handles: Sequence[str], scope: Scope | None, own: Mapping[str, Scope] | None = None
+    ) -> Resolution | None:
         """See ``HandleResolver``. Facts of several handles stand in the order of the handles, each once.
 
         Within a handle the best-ranked come last.
 
         Facts that are not encoded yet stand behind the encoded ones: a hole would end the injected run.
         """
-        records = [record for handle in handles if (record := self._open(handle, scope)) is not None]
+        named = own or {}
+        opened = [self._open(handle, named.get(handle, scope)) for handle in handles]
+        records = [record for record in opened if record is not None]
         if not records:
             return None
         # The epoch before the facts: should one be deleted in between, its blocks bear the old epoch's salt, which

@@ -14,8 +14,9 @@ class AnsweringEngine(Protocol):
     ``{injected, local_hit, prefilled, fallback_reason}``, and ``"recalled"``, the facts in the prompt. No handle
     reaches the model or comes back from it. Options are OpenAI's and vLLM's request fields, ``timeout`` (seconds),
     ``kv_handles=[...]``, and the scope (``user_id``, ``agent_id``, ``session_id``, ``tenant_id``), which refuses
-    handles of another one. Closing a stream, cancelling an async call or running into the timeout aborts the request.
-    Every method may be called from any thread or loop, and may raise ``InferScaleError``.
+    handles of another one; ``kv_scopes={handle: {"user_id": ...}}`` names a scope of its own for single handles.
+    Closing a stream, cancelling an async call or running into the timeout aborts the request. Every method may be
+    called from any thread or loop, and may raise ``InferScaleError``.
     """
 
     @property

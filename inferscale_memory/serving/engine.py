@@ -174,7 +174,7 @@ class LocalEngine:
             messages: OpenAI-style messages.
             options: OpenAI's chat options (``max_tokens``, ``temperature``, ``tools``, ...); ``kv_handles=[...]``;
                 ``user_id``, ``agent_id``, ``session_id``, ``tenant_id`` to refuse handles of others: those whose facts
-                this scope could not have recalled.
+                this scope could not have recalled; ``kv_scopes={handle: ids}`` for single handles instead.
 
         Returns:
             An OpenAI chat completion with the key ``"kv"``.

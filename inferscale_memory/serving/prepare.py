@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inferscale_memory import metrics
 from inferscale_memory.errors import InvalidInputError, PromptError, ScopeError, StoreError
@@ -25,6 +25,24 @@ UNBOUNDED = 1 << 62
 SCOPE_OPTIONS = ("user_id", "agent_id", "session_id", "tenant_id")
 
 
+class _Whose(NamedTuple):
+    """Whose handles a call accepts: those of its scope, and for single ones of a scope of their own."""
+
+    scope: Scope | None
+    own: dict[str, Scope]
+
+    @classmethod
+    def of(cls, options: dict[str, Any]) -> _Whose:
+        """Take the scope keywords and ``kv_scopes`` out of a call's options.
+
+        Raises:
+            ScopeError: an id is blank or malformed, or a handle is given a scope without an owner.
+        """
+        scope = scope_of(options)
+        given = options.pop("kv_scopes", None) or {}
+        return cls(scope, {str(handle): Scope.of(**ids) for handle, ids in given.items()})
+
+
 class Preparer:
     """Turns a call's messages and options into a :class:`Plan`; takes this library's own options out of them."""
 
@@ -36,7 +54,7 @@ class Preparer:
 
         Without a handle nothing but consecutive system messages changes: ``cleaned`` is ``None`` where there are none.
         """
-        scope = scope_of(options)
+        whose = _Whose.of(options)
         extra = listed_handles(options.pop("kv_handles", None))
         found = extract_handles(messages)
         handles = list(dict.fromkeys([*found.handles, *extra]))
@@ -50,8 +68,8 @@ class Preparer:
                 mine is not theirs for mine, theirs in zip(found.messages, messages, strict=True)
             )
             return Plan(token_ids=[], cleaned=merged if changed else None)
-        self._refuse(options, scope)
-        resolution = self._resolve(handles, scope)
+        self._refuse(options, handles, whose)
+        resolution = self._resolve(handles, whose)
         if resolution is None or not (resolution.facts or resolution.refreshed):
             return Plan(token_ids=[], cleaned=merge_instructions(without_place(found.messages)))
         assemble = partial(
@@ -68,10 +86,10 @@ class Preparer:
 
     async def count(self, messages: Sequence[Mapping[str, Any]], options: dict[str, Any]) -> int:
         """Tokens of a conversation's prompt with all its facts, whether it fits the model or not."""
-        scope = scope_of(options)
+        whose = _Whose.of(options)
         found = extract_handles(messages)
         handles = list(dict.fromkeys([*found.handles, *listed_handles(options.pop("kv_handles", None))]))
-        resolution = self._resolve(handles, scope) if handles else None
+        resolution = self._resolve(handles, whose) if handles else None
         assembled = self._engine.prompt.assemble(
             found.messages,
             resolution.facts if resolution else (),
@@ -85,7 +103,7 @@ class Preparer:
 
     async def text(self, prompt: str, options: dict[str, Any]) -> Plan:
         """Plan a string prompt."""
-        scope = scope_of(options)
+        whose = _Whose.of(options)
         extra = listed_handles(options.pop("kv_handles", None))
         if not isinstance(prompt, str):
             raise InvalidInputError(f"the prompt must be a string, got {type(prompt).__name__}.")
@@ -93,8 +111,8 @@ class Preparer:
         builder = self._engine.prompt
         if not handles:
             return Plan(token_ids=[])
-        self._refuse(options, scope)
-        resolution = self._resolve(handles, scope)
+        self._refuse(options, handles, whose)
+        resolution = self._resolve(handles, whose)
         if resolution is None or not (resolution.facts or resolution.refreshed):
             return Plan(token_ids=[], cleaned=strip_handles(prompt))
         assemble = partial(
@@ -114,8 +132,8 @@ class Preparer:
             metrics.FACTS_DROPPED.inc(len(plan.dropped))
         return plan
 
-    def _refuse(self, options: Mapping[str, Any], scope: Any) -> None:
-        if scope is None and self._engine.require_scope:
+    def _refuse(self, options: Mapping[str, Any], handles: Sequence[str], whose: _Whose) -> None:
+        if self._engine.require_scope and whose.scope is None and not whose.own.keys() >= set(handles):
             raise ScopeError(
                 "this engine requires a scope for prompts with handles: pass user_id=, agent_id= or session_id=."
             )
@@ -127,14 +145,14 @@ class Preparer:
             if options.get(name) is not None:
                 raise InvalidInputError(f"{name} cannot be given per request beside a KV handle; set it on the engine.")
 
-    def _resolve(self, handles: Sequence[str], scope: Any) -> Resolution | None:
+    def _resolve(self, handles: Sequence[str], whose: _Whose) -> Resolution | None:
         resolver = self._engine.resolver
         if resolver is None:
             metrics.HANDLES_REJECTED.labels("no_memory").inc(len(handles))
             logger.warning("%d handles were removed: no memory is bound to this engine.", len(handles))
             return None
         try:
-            return resolver.resolve(handles, scope)
+            return resolver.resolve(handles, whose.scope, whose.own)
         except StoreError as error:
             # As with a memory that is closed: the question is answered without facts rather than not at all.
             metrics.HANDLES_REJECTED.labels("store").inc(len(handles))

@@ -37,12 +37,15 @@ class Resolution:
 class HandleResolver(Protocol):
     """What the engine needs of a memory."""
 
-    def resolve(self, handles: Sequence[str], scope: Scope | None) -> Resolution | None:
+    def resolve(
+        self, handles: Sequence[str], scope: Scope | None, own: Mapping[str, Scope] | None = None
+    ) -> Resolution | None:
         """Facts of all handles, merged; handles that do not open are dropped and counted. ``None``: none opened.
 
         Args:
             handles: text tokens as they stood in the prompt.
             scope: the scope the call names; handles of another are refused.
+            own: scopes that single handles are checked against instead.
         """
         ...
 

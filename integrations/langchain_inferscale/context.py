@@ -10,22 +10,17 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any
 
 from langchain_core.runnables import ensure_config
 
 from inferscale_memory.errors import ScopeError
 
 SCOPE_IDS = ("user_id", "agent_id", "session_id", "tenant_id")
+_NOTHING: Mapping[str, Mapping[str, Any]] = {}
 
 
-class _Placed(NamedTuple):
-    handles: tuple[str, ...] = ()
-    scopes: tuple[dict[str, Any], ...] = ()
-
-
-_NOTHING = _Placed()
-_placed: ContextVar[_Placed] = ContextVar("inferscale_placed_handles", default=_NOTHING)
+_placed: ContextVar[Mapping[str, Mapping[str, Any]]] = ContextVar("inferscale_placed_handles", default=_NOTHING)
 
 
 @contextmanager
@@ -36,11 +31,11 @@ def placed(handles: Sequence[str], scope: Mapping[str, Any] | None = None) -> It
 
     Args:
         handles: text tokens as ``Memory.recall`` gives them.
-        scope: the scope keywords that they were recalled with, for ``call_scope``.
+        scope: the scope keywords that they were recalled with.
     """
     outer = _placed.get()
-    scopes = outer.scopes if scope is None or dict(scope) in outer.scopes else (*outer.scopes, dict(scope))
-    token = _placed.set(_Placed(tuple(dict.fromkeys((*outer.handles, *handles))), scopes))
+    new = {str(handle): dict(scope or {}) for handle in handles if handle not in outer}
+    token = _placed.set({**outer, **new})
     try:
         yield
     finally:
@@ -49,16 +44,30 @@ def placed(handles: Sequence[str], scope: Mapping[str, Any] | None = None) -> It
 
 def placed_handles() -> tuple[str, ...]:
     """Handles that middleware has placed for the current call."""
-    return _placed.get().handles
+    return tuple(_placed.get())
+
+
+def placed_scopes(named: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The placed handles that are of a scope of their own, each with its scope keywords.
+
+    A memory may be narrower than what a call names (an agent's of this user), or not a person's at all (an agent's, for
+    everybody), so such a handle is checked against the scope it was recalled with. One whose scope contradicts what the
+    call names is not among them: it is checked as any other handle of the call, and refused.
+
+    Args:
+        named: the scope keywords of the call, ``call_scope``.
+    """
+    return {
+        handle: dict(scope)
+        for handle, scope in _placed.get().items()
+        if scope and all(named.get(name, value) == value for name, value in scope.items())
+    }
 
 
 def call_scope(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The scope keywords that a model call is made with; empty: each handle resolves to the scope it is signed for.
+    """The scope keywords that a model call is made with: those of the run, and before them ``given``.
 
-    They are those of the run, and before them ``given``. But a memory may be narrower than that (an agent's of this
-    user), or not a person's at all (an agent's, for everybody). So handles that were placed beside the messages bring
-    their scope, which is taken instead; where they are of several, no one scope covers them. A placed scope that
-    contradicts the call's is not taken, and its handles will be refused.
+    Empty: each handle resolves to the scope it is signed for.
 
     Args:
         given: scope keywords of the call and of the model.
@@ -66,11 +75,7 @@ def call_scope(given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ScopeError: the run contradicts itself.
     """
-    named = {**named_scope(), **given}
-    scopes = [scope for scope in _placed.get().scopes if all(named.get(n, v) == v for n, v in scope.items())]
-    if not scopes:
-        return named
-    return dict(scopes[0]) if len(scopes) == 1 else {}
+    return {**named_scope(), **given}
 
 
 def scope_ids(source: Any) -> dict[str, Any]:

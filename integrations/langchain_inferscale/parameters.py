@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from inferscale_memory.handles import listed_handles
 from inferscale_memory.scope import digest
 from inferscale_memory.serving.base import AnsweringEngine
-from langchain_inferscale.context import SCOPE_IDS, call_scope, named_scope, placed_handles, scope_ids
+from langchain_inferscale.context import SCOPE_IDS, call_scope, named_scope, placed_handles, placed_scopes, scope_ids
 
 PROVIDER = "inferscale"
 
@@ -131,7 +131,8 @@ class EngineParameters(BaseModel):
         taken = ("stream", "extra_body", "kv_handles", *SCOPE_IDS)
         keywords = {name: value for name, value in call.items() if name not in taken}
         body = {**self.extra_body, **(call.get("extra_body") or {})}
-        options = {**own, **body, **keywords, **call_scope({**scope_ids(self), **scope_ids(call)})}
+        named = call_scope({**scope_ids(self), **scope_ids(call)})
+        options = {**own, **body, **keywords, **named, "kv_scopes": placed_scopes(named) or None}
         if stops := stop or self.stop:
             options["stop"] = list(stops)
         every = dict.fromkeys([*placed_handles(), *listed_handles(call.get("kv_handles")), *handles])

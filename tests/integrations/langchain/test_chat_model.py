@@ -206,6 +206,22 @@ def test_a_copy_of_the_model_asks_the_same_engine(engine, chat):
         assert copied.engine is engine
 
 
+def test_handles_placed_for_several_scopes_open_no_handle_of_anybody_else(engine, memory, user, monkeypatch):
+    monkeypatch.setattr(engine, "require_scope", True)
+    bobs = remember(memory, ["The dog of Bob is called Fido."], "bob of the scopes")
+    teams = memory.add("The team meets on Mondays.", agent_id="team of the scopes").facts
+    alices = memory.recall(QUESTION, 4, user_id=user)
+    shared = memory.recall("When does the team meet?", 1, agent_id="team of the scopes")
+    foreign = memory.recall(QUESTION, 1, user_id="bob of the scopes")
+    pinned = ChatInferScale(engine=engine, max_tokens=2, user_id=user)
+    with placed([alices], {"user_id": user}), placed([shared], {"agent_id": "team of the scopes"}):
+        answer = pinned.invoke([SystemMessage(f"Be brief. {foreign}"), HumanMessage(QUESTION)])
+    ids = {fact["id"] for fact in answer.response_metadata["recalled"]}
+    assert len(ids) == 5
+    assert teams[0].id in ids
+    assert ids.isdisjoint(bobs)
+
+
 # -- what comes back ---------------------------------------------------------------------------------------------------
 
 

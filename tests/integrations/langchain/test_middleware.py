@@ -26,7 +26,7 @@ from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from inferscale_memory import Memory, metrics
 from inferscale_memory.errors import ConfigError, InvalidInputError, ScopeError
 from langchain_inferscale import InferScaleMemoryMiddleware
-from langchain_inferscale.context import call_scope, placed, placed_handles
+from langchain_inferscale.context import call_scope, placed, placed_handles, placed_scopes
 from langchain_inferscale.middleware import RECALL_EVENT
 
 ALICE = {"configurable": {"user_id": "alice", "thread_id": "of alice"}}
@@ -82,7 +82,7 @@ class Placed:
         @wrap_model_call(name="noting")
         def noting(request: Any, handler: Callable[[Any], Any]) -> Any:
             self.handles.append(placed_handles())
-            self.scopes.append(call_scope({}))
+            self.scopes.append(placed_scopes({}))
             return handler(request)
 
         self.middleware = noting
@@ -502,7 +502,7 @@ def test_two_memories_both_place_and_two_alike_add_nothing_twice(memory: Memory)
     agent(says("Rex."), personal, again, shared, noted.middleware).invoke(ask(), ALICE)
     named = [[shown.fact.text for shown in memory.explain(handle).facts] for handle in noted.handles[0]]
     assert [set(facts) for facts in named] == [set(FACTS), {"The team's dog is called Bello."}]
-    assert noted.scopes == [{}]
+    assert [*noted.scopes[0].values()] == [{"user_id": "alice"}, {"agent_id": "team"}]
     assert texts(memory) == [f"User: {QUESTION}", "Assistant: Rex."]
     assert {len(memory.history(fact.id, user_id="alice")) for fact in memory.list(user_id="alice").facts} == {1}
 
@@ -598,14 +598,16 @@ def test_placed_handles_add_up_and_end_with_their_block() -> None:
     with placed(["a", "b"], {"user_id": "alice"}):
         with placed(["b", "c"], {"agent_id": "team"}):
             assert placed_handles() == ("a", "b", "c")
-            assert call_scope({}) == {}
+            alice, team = {"user_id": "alice"}, {"agent_id": "team"}
+            assert placed_scopes({}) == {"a": alice, "b": alice, "c": team}
         assert placed_handles() == ("a", "b")
-        assert call_scope({}) == {"user_id": "alice"}
     assert placed_handles() == ()
-    assert call_scope({}) == {}
+    assert placed_scopes({}) == {}
 
 
-def test_a_placed_scope_narrows_the_calls_and_never_contradicts_it() -> None:
-    with placed(["a"], {"user_id": "alice", "agent_id": "helper"}):
-        assert call_scope({"user_id": "alice"}) == {"user_id": "alice", "agent_id": "helper"}
+def test_a_placed_handle_keeps_its_scope_unless_it_contradicts_the_calls() -> None:
+    helper = {"user_id": "alice", "agent_id": "helper"}
+    with placed(["a"], helper), placed(["b"]):
+        assert placed_scopes({"user_id": "alice"}) == {"a": helper}
+        assert placed_scopes({"user_id": "bob"}) == {}
         assert call_scope({"user_id": "bob"}) == {"user_id": "bob"}
