@@ -30,6 +30,7 @@ from llama_index.llms.inferscale.answers import ChatSoFar, TextSoFar, to_complet
 from llama_index.llms.inferscale.events import InferScaleRecallEvent
 from llama_index.llms.inferscale.messages import StringPrompt, is_string_template, marked, to_engine
 from llama_index.llms.inferscale.parameters import CONFIG, EngineParameters
+from llama_index.llms.inferscale.streams import areported, reported
 from llama_index.llms.inferscale.structured import GuidedPrediction
 from llama_index.llms.inferscale.tools import tool_options
 
@@ -149,15 +150,15 @@ class InferScale(EngineParameters, GuidedPrediction):
         """Async twin of ``chat``."""
         return await self._achat(messages, kwargs)
 
-    @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Answer a conversation as it grows; closing the stream aborts the request."""
-        return self._stream_chat(messages, kwargs)
+        source = self._stream_chat(messages, kwargs, active_span_id.get())
+        return reported(llm_chat_callback, source, self, messages, kwargs)
 
-    @llm_chat_callback()
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         """Async twin of ``stream_chat``."""
-        return self._astream_chat(messages, kwargs)
+        source = self._astream_chat(messages, kwargs, active_span_id.get())
+        return await areported(llm_chat_callback, source, self, messages, kwargs)
 
     def _chat(self, messages: Sequence[ChatMessage], call: Mapping[str, Any]) -> ChatResponse:
         sent, options = self._request(messages, call)
@@ -171,32 +172,25 @@ class InferScale(EngineParameters, GuidedPrediction):
         self._tell(answer, active_span_id.get())
         return ChatSoFar().add(answer).model_copy(update={"delta": None})
 
-    def _stream_chat(self, messages: Sequence[ChatMessage], call: Mapping[str, Any]) -> ChatResponseGen:
+    def _stream_chat(
+        self, messages: Sequence[ChatMessage], call: Mapping[str, Any], span_id: str | None
+    ) -> ChatResponseGen:
         sent, options = self._request(messages, call)
-        span_id = active_span_id.get()
+        answer = ChatSoFar()
+        with closing(self.engine.stream_chat(sent, **options)) as chunks:  # type: ignore[type-var]
+            for chunk in chunks:
+                self._tell(chunk, span_id)
+                yield answer.add(chunk)
 
-        def grow() -> ChatResponseGen:
-            answer = ChatSoFar()
-            # Closed here and now when the consumer leaves, not when the garbage collector comes by: closing aborts.
-            with closing(self.engine.stream_chat(sent, **options)) as chunks:  # type: ignore[type-var]
-                for chunk in chunks:
-                    self._tell(chunk, span_id)
-                    yield answer.add(chunk)
-
-        return grow()
-
-    def _astream_chat(self, messages: Sequence[ChatMessage], call: Mapping[str, Any]) -> ChatResponseAsyncGen:
+    async def _astream_chat(
+        self, messages: Sequence[ChatMessage], call: Mapping[str, Any], span_id: str | None
+    ) -> ChatResponseAsyncGen:
         sent, options = self._request(messages, call)
-        span_id = active_span_id.get()
-
-        async def grow() -> ChatResponseAsyncGen:
-            answer = ChatSoFar()
-            async with aclosing(self.engine.astream_chat(sent, **options)) as chunks:  # type: ignore[type-var]
-                async for chunk in chunks:
-                    self._tell(chunk, span_id)
-                    yield answer.add(chunk)
-
-        return grow()
+        answer = ChatSoFar()
+        async with aclosing(self.engine.astream_chat(sent, **options)) as chunks:  # type: ignore[type-var]
+            async for chunk in chunks:
+                self._tell(chunk, span_id)
+                yield answer.add(chunk)
 
     # -- completion ----------------------------------------------------------------------------------------------------
 
@@ -224,43 +218,45 @@ class InferScale(EngineParameters, GuidedPrediction):
         self._tell(answer, active_span_id.get())
         return TextSoFar().add(answer).model_copy(update={"delta": None})
 
-    @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
         """As ``complete``, while the answer grows; closing the stream aborts the request."""
-        span_id = active_span_id.get()
+        answers = self._stream_complete if formatted else self._stream_answer
+        source = answers(prompt, kwargs, active_span_id.get())
+        return reported(llm_completion_callback, source, self, prompt, {"formatted": formatted, **kwargs})
 
-        def grow() -> CompletionResponseGen:
-            if not formatted:
-                with closing(self._stream_chat([StringPrompt.from_str(prompt)], kwargs)) as responses:
-                    yield from map(to_completion, responses)
-                return
-            answer = TextSoFar()
-            with closing(self.engine.stream_complete(prompt, **self._options(kwargs))) as chunks:  # type: ignore[type-var]
-                for chunk in chunks:
-                    self._tell(chunk, span_id)
-                    yield answer.add(chunk)
-
-        return grow()
-
-    @llm_completion_callback()
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
         """Async twin of ``stream_complete``."""
-        span_id = active_span_id.get()
+        answers = self._astream_complete if formatted else self._astream_answer
+        source = answers(prompt, kwargs, active_span_id.get())
+        return await areported(llm_completion_callback, source, self, prompt, {"formatted": formatted, **kwargs})
 
-        async def grow() -> CompletionResponseAsyncGen:
-            if not formatted:
-                async with aclosing(self._astream_chat([StringPrompt.from_str(prompt)], kwargs)) as responses:
-                    async for response in responses:
-                        yield to_completion(response)
-                return
-            answer = TextSoFar()
-            chunks: Any = self.engine.astream_complete(prompt, **self._options(kwargs))
-            async with aclosing(chunks):
-                async for chunk in chunks:
-                    self._tell(chunk, span_id)
-                    yield answer.add(chunk)
+    def _stream_answer(self, prompt: str, call: Mapping[str, Any], span_id: str | None) -> CompletionResponseGen:
+        with closing(self._stream_chat([StringPrompt.from_str(prompt)], call, span_id)) as responses:
+            yield from map(to_completion, responses)
 
-        return grow()
+    async def _astream_answer(
+        self, prompt: str, call: Mapping[str, Any], span_id: str | None
+    ) -> CompletionResponseAsyncGen:
+        async with aclosing(self._astream_chat([StringPrompt.from_str(prompt)], call, span_id)) as responses:
+            async for response in responses:
+                yield to_completion(response)
+
+    def _stream_complete(self, prompt: str, call: Mapping[str, Any], span_id: str | None) -> CompletionResponseGen:
+        answer = TextSoFar()
+        with closing(self.engine.stream_complete(prompt, **self._options(call))) as chunks:  # type: ignore[type-var]
+            for chunk in chunks:
+                self._tell(chunk, span_id)
+                yield answer.add(chunk)
+
+    async def _astream_complete(
+        self, prompt: str, call: Mapping[str, Any], span_id: str | None
+    ) -> CompletionResponseAsyncGen:
+        answer = TextSoFar()
+        chunks: Any = self.engine.astream_complete(prompt, **self._options(call))
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                self._tell(chunk, span_id)
+                yield answer.add(chunk)
 
     # -- tools ---------------------------------------------------------------------------------------------------------
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import aclosing, closing
 from typing import Any
 
-from llama_index.core.base.llms.types import ChatMessage, ChatResponse
+from llama_index.core.base.llms.generic_utils import chat_response_to_completion_response
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.events.llm import (
     LLMStructuredPredictEndEvent,
@@ -13,13 +15,14 @@ from llama_index.core.instrumentation.events.llm import (
     LLMStructuredPredictStartEvent,
 )
 from llama_index.core.llms.function_calling import FunctionCallingLLM
+from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index.core.program.utils import process_streaming_objects
 from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.types import Model, PydanticProgramMode
 from pydantic import BaseModel, ValidationError
 
 from inferscale_memory.errors import InvalidInputError
-from llama_index.llms.inferscale.messages import formatted
+from llama_index.llms.inferscale.messages import StringPrompt, formatted
 
 dispatcher = get_dispatcher(__name__)
 
@@ -78,9 +81,11 @@ class GuidedPrediction(FunctionCallingLLM):
             return
         _started(output_cls, prompt, prompt_args)
         growing = _Growing(output_cls)
-        for response in self.stream_chat(self._asked(prompt, prompt_args), **guided(output_cls, llm_kwargs)):
-            if (partial := growing.add(response)) is not None:
-                yield partial
+        responses = self.stream_chat(self._asked(prompt, prompt_args), **guided(output_cls, llm_kwargs))
+        with closing(responses):
+            for response in responses:
+                if (partial := growing.add(response)) is not None:
+                    yield partial
         yield growing.whole()
 
     @dispatcher.span
@@ -95,12 +100,33 @@ class GuidedPrediction(FunctionCallingLLM):
             _started(output_cls, prompt, prompt_args)
             growing = _Growing(output_cls)
             messages = self._asked(prompt, prompt_args)
-            async for response in await self.astream_chat(messages, **guided(output_cls, llm_kwargs)):
-                if (partial := growing.add(response)) is not None:
-                    yield partial
+            responses = await self.astream_chat(messages, **guided(output_cls, llm_kwargs))
+            async with aclosing(responses):
+                async for response in responses:
+                    if (partial := growing.add(response)) is not None:
+                        yield partial
             yield growing.whole()
 
         return grow()
+
+    def as_structured_llm(self, output_cls: type[BaseModel], **kwargs: Any) -> StructuredLLM:
+        """An LLM whose every answer is an ``output_cls`` (``response.raw``); string prompts stay known as such."""
+        return GuidedLLM(llm=self, output_cls=output_cls, **kwargs)
+
+
+class GuidedLLM(StructuredLLM):
+    """LlamaIndex's structured LLM, with handles resolved in string prompts."""
+
+    def _get_messages(self, prompt: BasePromptTemplate, **prompt_args: Any) -> list[ChatMessage]:
+        return self.llm._get_messages(prompt, **prompt_args)
+
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        """Answer a string prompt with one instance, as JSON."""
+        return chat_response_to_completion_response(self.chat([StringPrompt.from_str(prompt)], **kwargs))
+
+    async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        """Async twin of ``complete``."""
+        return chat_response_to_completion_response(await self.achat([StringPrompt.from_str(prompt)], **kwargs))
 
 
 def guided(output_cls: type[BaseModel], llm_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
