@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import aclosing
+from typing import Any, Literal
 
 import pytest
-from asking import FACTS, QUESTION, remember
+from asking import FACTS, QUESTION, eventually, remember
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, MessageRole, ToolCallBlock
+from llama_index.core.instrumentation import get_dispatcher
+from llama_index.core.instrumentation.event_handlers import BaseEventHandler
+from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate
+from llama_index.core.tools import FunctionTool
+from pydantic import BaseModel, Field, field_validator
 
-from inferscale_memory import LocalEngine, Memory
+from inferscale_memory import EngineError, InvalidInputError, LocalEngine, Memory
 from llama_index.llms.inferscale import InferScale
 
 pytestmark = pytest.mark.engine
@@ -171,3 +178,234 @@ async def test_chat_stream_and_their_async_twins_say_the_same(llm, handle):
     assert tokens[0] + tokens[1] == tokens[2]
     assert tokens[0] == llm.count_tokens(messages)
     assert answer.raw["kv"] == answer.additional_kwargs["kv"]
+
+
+# -- how calls end -----------------------------------------------------------------------------------------------------
+
+
+class Keeper(BaseEventHandler):
+    """Keeps every event, exceptions and their frames included, as debug handlers do."""
+
+    events: list[Any] = Field(default_factory=list)
+
+    def handle(self, event: BaseEvent, **kwargs: Any) -> None:
+        self.events.append(event)
+
+    def named(self, name: str) -> list[Any]:
+        return [event for event in self.events if event.class_name() == name]
+
+
+@pytest.fixture
+def keeper() -> Iterator[Keeper]:
+    root = get_dispatcher()
+    before = list(root.event_handlers)
+    keeper = Keeper()
+    root.add_event_handler(keeper)
+    yield keeper
+    root.event_handlers = before
+
+
+def test_leaving_a_stream_or_cancelling_a_call_aborts_the_engine_s_request(engine, llm, handle, keeper):
+    messages = [system(str(handle)), ChatMessage(QUESTION)]
+    for stream in (
+        llm.stream_chat(messages, **LONG),
+        llm.stream_complete(QUESTION, **LONG),
+        llm.stream_complete(QUESTION, formatted=True, **LONG),
+    ):
+        next(stream)
+        assert requests_of(engine) == 1
+        stream.close()
+        eventually(lambda: requests_of(engine) == 0)
+
+    async def leave():
+        async with aclosing(await llm.astream_chat(messages, **LONG)) as responses:
+            async for _ in responses:
+                break
+        task = asyncio.ensure_future(llm.achat(messages, **LONG))
+        while not requests_of(engine):
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(leave())
+    eventually(lambda: requests_of(engine) == 0)
+    assert keeper.named("ExceptionEvent")
+
+
+def test_a_call_that_runs_into_its_timeout_is_aborted(engine, llm):
+    with pytest.raises(EngineError, match=r"no whole answer within 0.05 s; the request was aborted"):
+        llm.complete("Hello", timeout=0.05, **LONG)
+    with pytest.raises(EngineError, match="the request was aborted"):
+        list(InferScale(engine=engine, timeout=0.2).stream_complete("Hello", **LONG))
+    eventually(lambda: requests_of(engine) == 0)
+
+
+def test_the_instrumentation_is_told_of_every_answer_what_was_recalled(llm, handle, keeper):
+    messages = [system(str(handle)), ChatMessage(QUESTION)]
+    llm.chat(messages)
+    list(llm.stream_chat(messages))
+    llm.complete(QUESTION)
+    events = keeper.named("InferScaleRecallEvent")
+    assert [len(event.recalled) for event in events] == [4, 4, 0]
+    assert [event.span_id.split("-")[0] for event in events] == [
+        f"InferScale.{method}" for method in ("chat", "stream_chat", "complete")
+    ]
+    assert events[0].kv["injected"] + events[0].kv["local_hit"] > 60
+    ends = keeper.named("LLMChatEndEvent")
+    assert [len(event.response.additional_kwargs["recalled"]) for event in ends] == [4, 4]
+
+
+# -- structured prediction ---------------------------------------------------------------------------------------------
+
+
+class Pet(BaseModel):
+    name: str = Field(max_length=8)
+    kind: Literal["dog", "cat"]
+
+
+class OneLine(InferScale):
+    """Held to one line and two values besides: greedy decoding by 135M parameters fills JSON with line breaks."""
+
+    def _request(self, messages: Any, call: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        sent, options = super()._request(messages, call)
+        assert options.pop("response_format")["json_schema"]["schema"] == Pet.model_json_schema()
+        return sent, {**options, "structured_outputs": {"regex": r'\{"name": "(Rex|Tom)", "kind": "(dog|cat)"\}'}}
+
+
+def test_structured_prediction_is_held_to_the_schema(llm):
+    assert isinstance(llm.structured_predict(Pet, PromptTemplate("A pet?"), llm_kwargs={"max_tokens": 40}), Pet)
+
+
+async def test_every_path_of_structured_prediction_resolves(llm, handle, keeper):
+    llm = OneLine(engine=llm.engine, max_tokens=40, temperature=0)
+    template, question = PromptTemplate("{memory} {question}"), 'Which pet has Alice? As {"name": ...}.'
+    words = {"memory": handle, "question": question}
+    pet = llm.structured_predict(Pet, template, **words)
+    assert await llm.astructured_predict(Pet, template, **words) == pet
+    *partial, last = llm.stream_structured_predict(Pet, template, **words)
+    assert last == pet
+    assert len(partial) > 3
+    *_, last = [one async for one in await llm.astream_structured_predict(Pet, template, **words)]
+    assert last == pet
+    structured = llm.as_structured_llm(Pet)
+    assert structured.complete(f"{handle} {question}").raw == pet
+    assert (await structured.acomplete(f"{handle} {question}")).raw == pet
+    assert Pet.model_validate_json(structured.predict(template, **words)) == pet
+    assert isinstance(structured.chat([system(f"Be brief. {handle}"), ChatMessage(question)]).raw, Pet)
+    assert [len(event.recalled) for event in keeper.named("InferScaleRecallEvent")] == [4] * 8
+
+
+def test_a_structured_answer_that_is_cut_or_refused_by_a_validator_says_so(llm):
+    class Never(Pet):
+        @field_validator("name")
+        @classmethod
+        def _refuse(cls, value: str) -> str:
+            raise ValueError("no such pet")
+
+    with pytest.raises(InvalidInputError, match=r"cut before its Pet was whole: .* Allow more max_tokens"):
+        llm.structured_predict(Pet, PromptTemplate("A pet?"), llm_kwargs={"max_tokens": 3})
+    with pytest.raises(InvalidInputError, match="the answer is no Never"):
+        llm.structured_predict(Never, PromptTemplate("A pet?"), llm_kwargs={"max_tokens": 40})
+
+
+def test_another_program_mode_forces_a_tool_call(llm):
+    forced = InferScale(engine=llm.engine, max_tokens=60, temperature=0, pydantic_program_mode="function")
+    assert isinstance(forced.structured_predict(Pet, PromptTemplate("Which pet has Alice?")), Pet)
+
+
+# -- tools -------------------------------------------------------------------------------------------------------------
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+def feed(name: str) -> str:
+    """Feed a pet."""
+    return f"{name} is fed."
+
+
+class Feed(BaseModel):
+    name: Literal["Rex", "Tom"]
+
+
+ADD, FEED = FunctionTool.from_defaults(add), FunctionTool.from_defaults(feed, fn_schema=Feed)
+CALLS = r'(<tool_call>\n\{"name": "feed", "arguments": \{"name": "(Rex|Tom)"\}\}\n</tool_call>\n?){2}'
+TWO = {"structured_outputs": {"regex": CALLS}, "max_tokens": 80}
+
+
+def selected(llm: InferScale, response: ChatResponse) -> list[tuple[str, dict[str, Any]]]:
+    return [(call.tool_name, call.tool_kwargs) for call in llm.get_tool_calls_from_response(response)]
+
+
+async def test_parallel_calls_come_back_whole_and_streamed(llm, handle):
+    history = [system(str(handle)), ChatMessage("Feed both.")]
+    asked = {"chat_history": history, "allow_parallel_tool_calls": True, **TWO}
+    answer = llm.chat_with_tools([FEED, ADD], **asked)
+    calls = selected(llm, answer)
+    assert [name for name, _ in calls] == ["feed", "feed"]
+    assert all(arguments["name"] in ("Rex", "Tom") for _, arguments in calls)
+    blocks = [block for block in answer.message.blocks if isinstance(block, ToolCallBlock)]
+    assert [block.tool_kwargs for block in blocks] == [arguments for _, arguments in calls]
+    assert len({block.tool_call_id for block in blocks}) == 2
+    assert covered(answer) > 60
+    assert selected(llm, await llm.achat_with_tools([FEED, ADD], **asked)) == calls
+    for responses in (
+        list(llm.stream_chat_with_tools([FEED, ADD], **asked)),
+        [response async for response in await llm.astream_chat_with_tools([FEED, ADD], **asked)],
+    ):
+        assert selected(llm, responses[-1]) == calls
+        for response in responses:
+            llm.get_tool_calls_from_response(response, error_on_no_tool_call=False)
+
+
+def test_without_parallel_calls_one_is_made(llm):
+    answer = llm.chat_with_tools([FEED, ADD], "Feed both.", **TWO)
+    assert len(selected(llm, answer)) == 1
+
+
+@pytest.mark.parametrize("forced", [{"tool_required": True}, {"tool_choice": "add"}, {"tool_choice": "any"}])
+def test_a_forced_call_is_made_and_held_to_its_schema(llm, forced):
+    answer = llm.chat_with_tools([ADD], "Hello.", **forced, max_tokens=60)
+    [(name, arguments)] = selected(llm, answer)
+    assert name == "add"
+    assert all(isinstance(arguments[one], int) for one in ("a", "b"))
+
+
+def test_predict_and_call_runs_the_tool(llm):
+    said = llm.predict_and_call([FEED], "Feed Rex.", tool_required=True, max_tokens=60)
+    assert said.response in ("Rex is fed.", "Tom is fed.")
+
+
+@pytest.mark.parametrize("room", [12, 18])
+def test_a_call_that_was_cut_is_not_run_with_half_of_its_arguments(llm, room):
+    call = r'<tool_call>\n\{"name": "add", "arguments": \{"a": 11, "b": 22\}\}\n</tool_call>'
+    *_, last = llm.stream_chat_with_tools([ADD], "Hello.", structured_outputs={"regex": call}, max_tokens=room)
+    with pytest.raises(
+        InvalidInputError, match=r"calls no tool|no JSON object for arguments: .*'length'.*more max_tok"
+    ):
+        llm.get_tool_calls_from_response(last)
+
+
+def test_tool_results_and_earlier_calls_are_told_to_the_model(llm):
+    call = ToolCallBlock(tool_call_id="1", tool_name="add", tool_kwargs={"a": 2, "b": 3})
+    said = ChatMessage(role="assistant", blocks=[call])
+    result = ChatMessage("5", role="tool", additional_kwargs={"tool_call_id": "1"})
+    asked = ChatMessage("What is 2 + 3?")
+    with_result = llm.count_tokens([asked, said, result])
+    assert with_result > llm.count_tokens([asked, said]) > llm.count_tokens([asked])
+    answer = llm.chat_with_tools([ADD], chat_history=[asked, said, result], max_tokens=4)
+    assert answer.additional_kwargs["prompt_tokens"] == llm.count_tokens([asked, said, result], [ADD])
+
+
+def test_another_model_s_name_is_refused(llm):
+    with pytest.raises(InvalidInputError, match="the request names 'gpt-4o'"):
+        llm.complete("Hello", model="gpt-4o")
+
+
+def test_an_answer_s_log_probabilities_are_llama_index_s(llm):
+    answer = llm.chat([ChatMessage("Hello")], logprobs=True, top_logprobs=2, max_tokens=3)
+    assert [len(token) for token in answer.logprobs] == [2, 2, 2]
+    assert answer.logprobs[0][0].logprob <= 0

@@ -63,6 +63,8 @@ class ChatSoFar:
 
     def _message(self, *, whole: bool) -> ChatMessage:
         calls = [call for _, call in sorted(self._calls.items()) if call["name"]]
+        # Of a call that was cut before its arguments it is not known that it has none.
+        growing = not whole or self._known.get("finish_reason") == "length"
         blocks: list[ContentBlock] = []
         if self._thought:
             blocks.append(ThinkingBlock(content=self._thought))
@@ -72,7 +74,7 @@ class ChatSoFar:
             ToolCallBlock(
                 tool_call_id=call["id"],
                 tool_name=call["name"],
-                tool_kwargs=_arguments(call["arguments"]) if whole else call["arguments"],
+                tool_kwargs=call["arguments"] if growing else _arguments(call["arguments"]),
             )
             for call in calls
         ]
@@ -148,7 +150,9 @@ def tool_calls_of(response: ChatResponse) -> list[ToolSelection]:
 
 
 def _kwargs(block: ToolCallBlock, response: ChatResponse, *, ended: bool) -> dict[str, Any]:
-    arguments = _arguments(block.tool_kwargs) if isinstance(block.tool_kwargs, str) else block.tool_kwargs
+    arguments = block.tool_kwargs
+    if isinstance(arguments, str) and arguments:
+        arguments = _arguments(arguments)
     if isinstance(arguments, dict):
         return arguments
     if ended:
@@ -164,7 +168,7 @@ def _kwargs(block: ToolCallBlock, response: ChatResponse, *, ended: bool) -> dic
 
 
 def _arguments(text: str) -> dict[str, Any] | str:
-    """Arguments as an object, or as they stand where they are none; a call without any has none."""
+    """Arguments as an object, or as they stand where they are not one; no text is no arguments."""
     try:
         found = json.loads(text or "{}")
     except ValueError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,17 +19,16 @@ from inferscale_memory.scope import Scope
 SOURCE = "inferscale_memory"
 HANDLE_KEY = "kv_handle"
 """Key of a node's metadata under which its handle stands."""
-REVISION_KEY = "revision"
-# Neither says anything to a model, or to an embedder.
-_EXCLUDED = [HANDLE_KEY, REVISION_KEY, "source"]
+# Neither of these says anything to a model, or to an embedder.
+_EXCLUDED = [HANDLE_KEY, "source"]
 
 
 class InferScaleRetriever(BaseRetriever):
     """Finds facts; each node is one fact.
 
     A node's ``id_`` is the fact's id, its text the fact's text, its score the cosine. ``metadata`` holds the fact's own
-    metadata, and over it ``speaker``, ``created_at`` (ISO 8601), ``source`` (``"inferscale_memory"``), ``revision`` and
-    ``kv_handle``, a handle of this one fact; the last three are kept out of what a model or an embedder is shown. So
+    metadata, and over it ``speaker``, ``created_at`` (ISO 8601), ``source`` (``"inferscale_memory"``) and
+    ``kv_handle``, a handle of this one fact; the last two are kept out of what a model or an embedder is shown. So
     nodes may be filtered, reranked and merged, and the handles of those that are left name just those: ``kv_handles``
     and ``format_handles`` put them into a prompt in place of the texts, ``InferScaleQueryEngine`` does all of it.
 
@@ -76,36 +76,26 @@ class InferScaleRetriever(BaseRetriever):
         self.k = k
         self.refresh = refresh
         self.threshold = threshold
-        self._owner = Scope.of(**self.scope)
+        Scope.of(**self.scope)
         super().__init__(callback_manager=callback_manager, verbose=verbose)
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        query = query_bundle.query_str
-        return self._nodes(self.memory.search(query, self.k, threshold=self.threshold, **self.scope))
+        found = self.memory.search(query_bundle.query_str, self.k, threshold=self.threshold, **self.scope)
+        fresh = self.memory.settings.refresh if self.refresh is None else self.refresh
+        return [_node(one, self.memory.name([one], int(at < fresh), **self.scope)) for at, one in enumerate(found)]
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        query = query_bundle.query_str
-        return self._nodes(await self.memory.asearch(query, self.k, threshold=self.threshold, **self.scope))
+        return await asyncio.to_thread(self._retrieve, query_bundle)
 
     def handle(self, nodes: Sequence[NodeWithScore]) -> str:
-        """One handle of the facts among the nodes, best first as they stand; empty where there are none."""
-        facts = {node.node.node_id: int(node.node.metadata[REVISION_KEY]) for node in nodes if _is_fact(node)}
-        if not facts:
-            return ""
-        # In a prompt the best-ranked stands last.
-        placed = list(reversed(facts.items()))
-        return self.memory.handles.mint(self._owner, placed, min(self._refreshed, len(placed)))
+        """One handle of the facts among the nodes, best first as they stand; empty where there are none.
 
-    @property
-    def _refreshed(self) -> int:
-        return self.memory.settings.refresh if self.refresh is None else self.refresh
-
-    def _nodes(self, found: Sequence[ScoredFact]) -> list[NodeWithScore]:
-        mint = self.memory.handles.mint
-        return [
-            _node(one, mint(self._owner, [(one.fact.id, one.fact.revision)], int(at < self._refreshed)))
-            for at, one in enumerate(found)
-        ]
+        Facts that were deleted since are left out, and those of another scope are named in vain.
+        """
+        scores = {node.node.node_id: node.score or 0.0 for node in nodes if _is_fact(node)}
+        facts = self.memory.store.get_many(scores)
+        found = [ScoredFact(facts[fact_id], score) for fact_id, score in scores.items() if fact_id in facts]
+        return self.memory.name(found, self.refresh, **self.scope) if found else ""
 
 
 def kv_handles(nodes: Sequence[NodeWithScore]) -> list[str]:
@@ -143,7 +133,6 @@ def _node(scored: ScoredFact, handle: str) -> NodeWithScore:
     known: dict[str, Any] = {
         "created_at": fact.created_at.isoformat(),
         "source": SOURCE,
-        REVISION_KEY: fact.revision,
         HANDLE_KEY: handle,
     }
     if fact.speaker is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import aclosing, closing
 from typing import Any
@@ -151,7 +152,7 @@ class InferScaleQueryEngine(BaseQueryEngine):
         answer = _Answer(nodes, additional_source_nodes or ())
         if not nodes:
             return AsyncStreamingResponse(aiter_of(EMPTY), **answer.fields) if self._streaming else answer.whole(EMPTY)
-        messages = self._messages(query_bundle, nodes)
+        messages = await asyncio.to_thread(self._messages, query_bundle, nodes)
         if self._streaming:
             responses = await self._llm.astream_chat(messages, **self._retriever.scope)
             return AsyncStreamingResponse(answer.atokens(responses), **answer.fields)
@@ -181,7 +182,6 @@ class _Answer:
     """Sources and metadata of one answer. Both are filled in place: a stream's are known when it has ended."""
 
     def __init__(self, nodes: Sequence[NodeWithScore], additional: Sequence[NodeWithScore]) -> None:
-        self._scores = {node.node.node_id: node.score for node in nodes}
         self._nodes = [*nodes, *additional]
         self.fields: dict[str, Any] = {"source_nodes": [*self._nodes], "metadata": {}}
 
@@ -212,7 +212,7 @@ class _Answer:
         told = response.additional_kwargs
         if "kv" not in told:
             return
-        recalled = [{**fact, "score": self._scores.get(fact["id"], fact.get("score"))} for fact in told["recalled"]]
+        recalled = told["recalled"]
         self.fields["metadata"] |= {"kv": told["kv"], "recalled": recalled, "finish_reason": told.get("finish_reason")}
         # A fact that was forgotten since, or did not fit, is no source of the answer.
         there = {fact["id"] for fact in recalled}
