@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,8 +19,10 @@ from llama_index.core.base.llms.types import (
     ThinkingBlock,
     ToolCallBlock,
 )
+from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
 from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate, RichPromptTemplate, SelectorPromptTemplate
 from llama_index.core.tools import FunctionTool
+from pydantic import BaseModel
 
 from inferscale_memory.errors import InvalidInputError
 from inferscale_memory.serving.base import AnsweringEngine
@@ -44,7 +47,9 @@ class SilentEngine:
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
         self.asked.append((messages, options))
-        return {"choices": [{"message": {"content": ""}, "finish_reason": "stop"}], "kv": KV, "recalled": []}
+        said = {"content": json.dumps({"name": "Rex"}) if "response_format" in options else ""}
+        usage = {"prompt_tokens": 3, "completion_tokens": 2}
+        return {"choices": [{"message": said, "finish_reason": "stop"}], "kv": KV, "recalled": [], "usage": usage}
 
     async def achat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
         return self.chat(messages, **options)
@@ -179,6 +184,23 @@ def test_a_system_prompt_stands_before_a_template_s_messages(engine: SilentEngin
     assert options["kv_handles"] == [HANDLE]
 
 
+class Pet(BaseModel):
+    name: str
+
+
+async def test_a_system_prompt_stands_once_before_a_structured_prediction(engine: SilentEngine) -> None:
+    llm = InferScale(engine=engine, system_prompt="Be brief.")
+    prompt = PromptTemplate("{x}")
+    llm.structured_predict(Pet, prompt, x=HANDLE)
+    await llm.astructured_predict(Pet, prompt, x=HANDLE)
+    llm.as_structured_llm(Pet).predict(prompt, x=HANDLE)
+    await llm.as_structured_llm(Pet).acomplete(HANDLE)
+    for messages, options in engine.asked:
+        assert [message["content"] for message in messages] == ["Be brief.", ""]
+        assert options["kv_handles"] == [HANDLE]
+        assert options["response_format"]["json_schema"]["schema"] == Pet.model_json_schema()
+
+
 def test_preparing_a_call_leaves_the_history_alone(engine: SilentEngine) -> None:
     llm = InferScale(engine=engine)
     history = [ChatMessage("a"), ChatMessage("b", role="assistant")]
@@ -295,6 +317,14 @@ def test_llama_index_counts_with_the_model_s_tokenizer(engine: SilentEngine, mon
     monkeypatch.setattr("llama_index.core.global_tokenizer", None)
     Settings.tokenizer = InferScale(engine=engine).tokenizer
     assert get_tokenizer()("three short words") == [5, 5, 5]
+
+
+def test_llama_index_s_token_counter_is_told_the_engine_s_counts(engine: SilentEngine) -> None:
+    llm = InferScale(engine=engine)
+    counter = TokenCountingHandler(tokenizer=llm.tokenizer)
+    llm.callback_manager = CallbackManager([counter])
+    llm.chat([ChatMessage("one two three four")])
+    assert (counter.prompt_llm_token_count, counter.completion_llm_token_count) == (3, 2)
 
 
 def test_nothing_of_the_engine_is_serialised(engine: SilentEngine) -> None:

@@ -22,7 +22,7 @@ from llama_index.core.types import Model, PydanticProgramMode
 from pydantic import BaseModel, ValidationError
 
 from inferscale_memory.errors import InvalidInputError
-from llama_index.llms.inferscale.messages import StringPrompt, formatted
+from llama_index.llms.inferscale.messages import StringPrompt, formatted, is_string_template, marked
 
 dispatcher = get_dispatcher(__name__)
 
@@ -118,7 +118,8 @@ class GuidedLLM(StructuredLLM):
     """LlamaIndex's structured LLM, with handles resolved in string prompts."""
 
     def _get_messages(self, prompt: BasePromptTemplate, **prompt_args: Any) -> list[ChatMessage]:
-        return self.llm._get_messages(prompt, **prompt_args)
+        messages = super()._get_messages(prompt, **prompt_args)
+        return marked(messages) if is_string_template(prompt, self.llm) else messages
 
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Answer a string prompt with one instance, as JSON."""
