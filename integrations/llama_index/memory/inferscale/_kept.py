@@ -10,12 +10,13 @@ from typing import Any, Self
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.memory.types import DEFAULT_CHAT_STORE_KEY, BaseMemory
 from llama_index.core.storage.chat_store import BaseChatStore, SimpleChatStore
-from llama_index.core.utils import get_tokenizer
 from pydantic import ConfigDict, Field, PrivateAttr, computed_field, model_validator
 
 from inferscale_memory import Memory
+from inferscale_memory.errors import ConfigError
 from inferscale_memory.memory import MAX_K
-from llama_index.memory.inferscale._longterm import Searches, checked_ids, memory_at
+from inferscale_memory.opened import open_memories
+from llama_index.memory.inferscale._longterm import Searches, checked_ids, memory_at, tokens_of
 
 DEFAULT_TOKEN_LIMIT = 3000
 
@@ -26,13 +27,13 @@ class KeptMemory(BaseMemory):
     # A misspelt user_id would be left aside, and the turn saved as somebody else's.
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
-    memory: Memory | None = Field(default=None, exclude=True)
-    """Keeps facts and turns, bound to the model's engine. None only after a restoration: it is found on first use."""
-    chat_store: BaseChatStore = Field(default_factory=SimpleChatStore, exclude=True)
+    memory: Memory | None = Field(default=None, exclude=True, repr=False)
+    """Keeps facts and turns, bound to the model's engine. After a restoration None until it is open."""
+    chat_store: BaseChatStore = Field(default_factory=SimpleChatStore, exclude=True, repr=False)
     """Keeps the messages at hand."""
     chat_store_key: str = DEFAULT_CHAT_STORE_KEY
     """Under which they are kept; each conversation in a shared store needs its own."""
-    tokenizer_fn: Callable[[str], list[Any]] | None = Field(default=None, exclude=True)
+    tokenizer_fn: Callable[[str], list[Any]] | None = Field(default=None, exclude=True, repr=False)
     """Counts tokens; by default the tokenizer of the memory's engine, without one LlamaIndex's."""
     token_limit: int = Field(default=DEFAULT_TOKEN_LIMIT, ge=1)
     chat_history_token_ratio: float = Field(default=0.7, ge=0.0, le=1.0)
@@ -67,6 +68,8 @@ class KeptMemory(BaseMemory):
         super().__init__(**fields)
         # Not in a validator, which would hide a ScopeError in pydantic's own error.
         self._ids()
+        if self.memory is None:
+            self.memory = memory_at(self.place)
         if self.memory is not None:
             self.place = self.memory.place
         if self.tokenizer_fn is None:
@@ -94,8 +97,13 @@ class KeptMemory(BaseMemory):
 
     def _long_term(self) -> Memory:
         with self._lock:
+            self.memory = self.memory or memory_at(self.place)
             if self.memory is None:
-                self.memory = memory_at(self.place, type(self).__name__)
+                raise ConfigError(
+                    f"this {type(self).__name__} was restored, and the memory it was saved beside is not open in this "
+                    f"process (of {len(open_memories())} that are). Open it with Memory(engine) on the same home or "
+                    "database, or set the attribute: restored.memory = memory."
+                )
             return self.memory
 
     def _searching(self, memory: Memory) -> Searches:
@@ -109,8 +117,7 @@ class KeptMemory(BaseMemory):
         return (self.tokenizer_fn or self._tokens)(text)
 
     def _tokens(self, text: str) -> list[Any]:
-        memory = self._long_term()
-        return (get_tokenizer() if memory.engine is None else memory.engine.tokenize)(text)
+        return tokens_of(self._long_term(), text)
 
     # -- saved and restored --------------------------------------------------------------------------------------------
 

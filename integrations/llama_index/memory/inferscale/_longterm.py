@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from llama_index.core.utils import get_tokenizer
+
 from inferscale_memory import Memory
 from inferscale_memory.errors import ConfigError, ScopeError
 from inferscale_memory.facts.checking import turn_key
@@ -143,22 +145,19 @@ def only_memory(engine: object | None, who: str) -> Memory:
     )
 
 
-def memory_at(place: str | None, who: str) -> Memory:
-    """The open memory that an object was saved beside; where several are open there, the newest on an engine.
-
-    Raises:
-        ConfigError: none is open there.
-    """
+def memory_at(place: str | None) -> Memory | None:
+    """The open memory that an object was saved beside; where several are open there, the newest on an engine."""
     found = open_memories(place) if place else []
-    if not found:
-        raise ConfigError(
-            f"this {who} was restored, and the memory it was saved beside is not open in this process (of "
-            f"{len(open_memories())} that are). Open it with Memory(engine) on the same home or database, or set the "
-            "attribute: restored.memory = memory."
-        )
-    return next((memory for memory in reversed(found) if memory.engine is not None), found[-1])
+    return next((memory for memory in reversed(found) if memory.engine is not None), found[-1] if found else None)
 
 
 def fact_tokens(text: str, tokenize: Callable[[str], Sequence[Any]]) -> int:
     """Tokens of a fact as it stands in a prompt."""
     return len(tokenize(f"- {text}\n"))
+
+
+def tokens_of(memory: Memory, text: str) -> list[Any]:
+    """Token ids by the tokenizer of the memory's engine; without an engine by LlamaIndex's."""
+    # No tokenizer takes a lone surrogate, and counting is no reason to fail.
+    sound = text.encode("utf-8", "replace").decode()
+    return list((get_tokenizer() if memory.engine is None else memory.engine.tokenize)(sound))

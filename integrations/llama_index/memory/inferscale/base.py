@@ -35,10 +35,10 @@ class InferScaleMemory(KeptMemory):
     """The conversation as its newest turns word for word, and a KV handle to whatever else answers the question.
 
     ``get`` gives a system message that holds the handle (none where nothing was found), then the ``recent_turns``
-    newest messages and the question. What is put into it is kept twice: the messages as they are at hand (``chat_store``), and what user
-    and assistant said, as turns and facts, in ``memory``, where it outlives the conversation and the process. Tool
-    calls, tool results and an agent's reasoning are kept at hand only. The model has to be an ``InferScale`` on the
-    memory's engine; another one is given a handle that means nothing to it.
+    newest messages and the question. What is put into it is kept twice: the messages as they are at hand
+    (``chat_store``), and what user and assistant said, as turns and facts, in ``memory``, where it outlives the
+    conversation and the process. Tool calls, tool results and an agent's reasoning are kept at hand only. The model has
+    to be an ``InferScale`` on the memory's engine; another one is given a handle that means nothing to it.
 
     One search per user turn, whatever the number of ``get`` calls and whether the user's message is put before or
     after them: further calls of the turn get the same handle. Facts that come from messages shown word for word take

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock
 from llama_index.core.memory.memory import BaseMemoryBlock
-from llama_index.core.utils import get_tokenizer
 from pydantic import ConfigDict, Field, PrivateAttr
 
 from inferscale_memory import Memory
@@ -19,7 +18,7 @@ from inferscale_memory.errors import HandleError, StoreError
 from inferscale_memory.handles import find_handles, strip_handles
 from inferscale_memory.memory import MAX_K
 from inferscale_memory.timeboxed import await_for
-from llama_index.memory.inferscale._longterm import Options, Searches, checked_ids, fact_tokens, remember
+from llama_index.memory.inferscale._longterm import Options, Searches, checked_ids, fact_tokens, remember, tokens_of
 from llama_index.memory.inferscale._messages import items_of
 from llama_index.memory.inferscale._turns import Turns
 
@@ -157,8 +156,7 @@ class InferScaleMemoryBlock(BaseMemoryBlock[list[ChatMessage]]):
         return checked_ids(type(self).__name__, given)
 
     def _tokenize(self, text: str) -> list[Any]:
-        engine = self.memory.engine
-        return list((get_tokenizer() if engine is None else engine.tokenize)(text))
+        return tokens_of(self.memory, text)
 
     def _counted(self, text: str) -> list[Any]:
         counted = self._tokenize(strip_handles(text))
