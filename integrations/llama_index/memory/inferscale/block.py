@@ -135,7 +135,7 @@ class InferScaleMemoryBlock(BaseMemoryBlock[list[ChatMessage]]):
             tokens_to_truncate -= fact_tokens(kept.pop().fact.text, self._tokenize)
         if not kept:
             return None
-        fewer = await asyncio.to_thread(self.memory.name, kept, self.refresh, **self._ids())
+        fewer = await self.memory.aname(kept, self.refresh, **self._ids())
         return [self._message(fewer)]
 
     async def aforget(self) -> int:
