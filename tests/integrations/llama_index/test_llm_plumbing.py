@@ -195,6 +195,9 @@ async def test_a_system_prompt_stands_once_before_a_structured_prediction(engine
     await llm.astructured_predict(Pet, prompt, x=HANDLE)
     llm.as_structured_llm(Pet).predict(prompt, x=HANDLE)
     await llm.as_structured_llm(Pet).acomplete(HANDLE)
+    assert list(llm.stream_structured_predict(Pet, prompt, x=HANDLE))[-1] == Pet(name="Rex")
+    *_, last = [one async for one in await llm.astream_structured_predict(Pet, prompt, x=HANDLE)]
+    assert last == Pet(name="Rex")
     for messages, options in engine.asked:
         assert [message["content"] for message in messages] == ["Be brief.", ""]
         assert options["kv_handles"] == [HANDLE]
@@ -253,14 +256,23 @@ def test_interleaved_pieces_of_two_calls_come_together(engine: SilentEngine) -> 
     assert seen[-1].additional_kwargs["total_tokens"] == 5
 
 
-@pytest.mark.parametrize("arguments", ["", '{"a": 1', "[1]"])
-def test_a_call_that_was_cut_is_refused(engine: SilentEngine, arguments: str) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "finish", "match"),
+    [
+        ('{"a": 1}', "length", "the answer was cut at 2 tokens, while it called 'one'"),
+        ('{"a": 1', "stop", "the call of 'one' has '{\"a\": 1' for arguments; wanted a JSON object"),
+        ("[1]", "stop", r"the call of 'one' has '\[1\]' for arguments; wanted a JSON object"),
+    ],
+)
+def test_a_call_with_half_of_its_arguments_is_refused(
+    engine: SilentEngine, arguments: str, finish: str, match: str
+) -> None:
     answer = ChatSoFar()
     answer.add(chunk(piece(0, arguments, "one")))
-    answer.add({"choices": [{"delta": {}, "finish_reason": "length"}]})
-    ended = answer.add({"choices": [], "kv": KV})
-    with pytest.raises(InvalidInputError, match=r"call of 'one' has no JSON object for arguments: .*'length'"):
-        InferScale(engine=engine).get_tool_calls_from_response(ended)
+    answer.add({"choices": [{"delta": {}, "finish_reason": finish}]})
+    ended = answer.add({"choices": [], "kv": KV, "usage": {"prompt_tokens": 1, "completion_tokens": 2}})
+    with pytest.raises(InvalidInputError, match=match):
+        InferScale(engine=engine).get_tool_calls_from_response(ended, error_on_no_tool_call=False)
 
 
 def test_a_call_without_arguments_has_none(engine: SilentEngine) -> None:

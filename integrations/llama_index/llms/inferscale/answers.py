@@ -63,8 +63,6 @@ class ChatSoFar:
 
     def _message(self, *, whole: bool) -> ChatMessage:
         calls = [call for _, call in sorted(self._calls.items()) if call["name"]]
-        # Of a call that was cut before its arguments it is not known that it has none.
-        growing = not whole or self._known.get("finish_reason") == "length"
         blocks: list[ContentBlock] = []
         if self._thought:
             blocks.append(ThinkingBlock(content=self._thought))
@@ -74,7 +72,7 @@ class ChatSoFar:
             ToolCallBlock(
                 tool_call_id=call["id"],
                 tool_name=call["name"],
-                tool_kwargs=call["arguments"] if growing else _arguments(call["arguments"]),
+                tool_kwargs=_arguments(call["arguments"]) if whole else call["arguments"],
             )
             for call in calls
         ]
@@ -134,31 +132,35 @@ def tool_calls_of(response: ChatResponse) -> list[ToolSelection]:
     """The tool calls of an answer; of one that is still being streamed, as far as their arguments are known.
 
     Raises:
-        InvalidInputError: the answer has ended and a call's arguments are no JSON object: nothing is run with half of
-            its arguments.
+        InvalidInputError: the answer has ended and was cut, or a call's arguments are no JSON object: nothing is run
+            with half of its arguments.
     """
-    ended = "kv" in response.additional_kwargs
+    blocks = [block for block in response.message.blocks if isinstance(block, ToolCallBlock)]
+    told = response.additional_kwargs
+    if blocks and "kv" in told and told.get("finish_reason") == "length":
+        # What is missing of a streamed call vLLM makes up, so the arguments do not show that it was cut.
+        raise InvalidInputError(
+            f"the answer was cut at {told.get('completion_tokens')} tokens, while it called {blocks[-1].tool_name!r}; "
+            "no tool is run with half of its arguments. Allow more max_tokens."
+        )
     return [
         ToolSelection(
             tool_id=block.tool_call_id or "",
             tool_name=block.tool_name,
-            tool_kwargs=_kwargs(block, response, ended=ended),
+            tool_kwargs=_kwargs(block, ended="kv" in told),
         )
-        for block in response.message.blocks
-        if isinstance(block, ToolCallBlock)
+        for block in blocks
     ]
 
 
-def _kwargs(block: ToolCallBlock, response: ChatResponse, *, ended: bool) -> dict[str, Any]:
-    arguments = block.tool_kwargs
-    if isinstance(arguments, str) and arguments:
-        arguments = _arguments(arguments)
+def _kwargs(block: ToolCallBlock, *, ended: bool) -> dict[str, Any]:
+    arguments = _arguments(block.tool_kwargs) if isinstance(block.tool_kwargs, str) else block.tool_kwargs
     if isinstance(arguments, dict):
         return arguments
     if ended:
         raise InvalidInputError(
-            f"the call of {block.tool_name!r} has no JSON object for arguments: {arguments[:80]!r} (the answer ended "
-            f"by {response.additional_kwargs.get('finish_reason')!r}). Allow more max_tokens, or force the call."
+            f"the call of {block.tool_name!r} has {arguments[:80]!r} for arguments; wanted a JSON object. Force the "
+            "call with tool_required=True, which holds it to the tool's schema."
         )
     try:
         partial = parse_partial_json(arguments)
