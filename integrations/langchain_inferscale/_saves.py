@@ -9,7 +9,7 @@ from typing import Any
 
 from inferscale_memory import metrics
 from inferscale_memory.facts import AddResult
-from langchain_inferscale._pool import BusyError, DaemonPool
+from inferscale_memory.timeboxed import BusyError, DaemonPool
 
 logger = logging.getLogger(__name__)
 

@@ -14,10 +14,8 @@ from inferscale_memory import Memory
 from inferscale_memory._extras import require
 from inferscale_memory.facts.checking import turn_key
 from inferscale_memory.scope import Scope
+from inferscale_memory.timeboxed import Outage, Recall, Recalls, await_for, wait_for
 from langchain_inferscale._checks import check_arguments, reads_handles
-from langchain_inferscale._outage import Outage
-from langchain_inferscale._pool import await_for, wait_for
-from langchain_inferscale._recalls import Recall, Recalls
 from langchain_inferscale._saves import Saves
 from langchain_inferscale._turn import answer_of, item_of, opening_of, words_of
 from langchain_inferscale.context import merged_scope, placed, run_scope, scope_ids

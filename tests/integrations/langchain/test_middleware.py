@@ -457,7 +457,7 @@ def test_the_end_of_an_outage_is_told_and_the_next_one_is_warned_of_again(
             if down:
                 patch.setattr(memory, "recall", lambda *_, **__: 1 / 0)
             running.invoke(ask(), ALICE)
-    told = [record.getMessage() for record in caplog.records if record.name.endswith("._outage")]
+    told = [record.getMessage() for record in caplog.records if record.name.endswith(".timeboxed.outage")]
     assert ["does not answer" in words for words in told] == [True, False, True]
     assert "memory answers again" in told[1]
 

@@ -35,6 +35,7 @@ async def test_the_twins_do_what_the_methods_do(opened):
         assert await memory.alist(limit=1, user_id="alice") == memory.list(limit=1, user_id="alice")
         assert await memory.asearch("dog", 1, user_id="alice") == memory.search("dog", 1, user_id="alice")
         handle = await memory.arecall("dog", 2, 1, user_id="alice")
+        assert await memory.aname(handle.facts, 1, user_id="alice") == handle
         assert handle == memory.recall("dog", 2, 1, user_id="alice")
         assert await memory.aexplain(handle) == memory.explain(handle)
         changed = await memory.aupdate(graz.id, text="I live in Wien.", user_id="alice")

@@ -12,7 +12,7 @@ from typing import Any
 
 from inferscale_memory.handle import Handle
 from inferscale_memory.scope import Scope
-from langchain_inferscale._pool import BusyError, DaemonPool
+from inferscale_memory.timeboxed.pool import BusyError, DaemonPool
 
 KEPT_TURNS = 1_000
 WORKERS = 8

@@ -28,7 +28,7 @@ class Outage:
         with self._lock:
             told, self._lasts = self._lasts, True
         if not told:
-            logger.warning("%s: memory does not answer, and the agent goes on without: %s", self._name, why)
+            logger.warning("%s: memory does not answer, and the application goes on without: %s", self._name, why)
 
     def worked(self) -> None:
         """A recall has worked."""
