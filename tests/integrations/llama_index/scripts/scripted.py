@@ -82,14 +82,16 @@ class InPlainText(Scripted):
     memory: Memory = Field(exclude=True)
 
     def _placed(self, sent: list[dict[str, Any]], options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        out_of_band = [self._text(handle) for handle in options.pop("kv_handles", ())]
-        placed = [{**one, "content": self._written(one["content"])} for one in sent]
-        return [{"role": "system", "content": text} for text in out_of_band] + placed, options
-
-    def _written(self, content: str) -> str:
-        for handle in find_handles(content):
-            content = content.replace(handle, self._text(handle))
-        return content
+        placed = [{"role": "system", "content": self._text(handle)} for handle in options.pop("kv_handles", ())]
+        for one in sent:
+            content = one["content"]
+            for handle in find_handles(content):
+                content = content.replace(handle, self._text(handle))
+            if content != one["content"] and placed and placed[-1]["role"] == "system":
+                # One blank line before the facts, whatever the message before them ends with.
+                placed[-1]["content"] = placed[-1]["content"].rstrip()
+            placed.append({**one, "content": content})
+        return placed, options
 
     def _text(self, handle: str) -> str:
         return "Facts about the user:\n" + "".join(f"- {one.fact.text}\n" for one in self.memory.explain(handle).facts)
