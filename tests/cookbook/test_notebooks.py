@@ -60,11 +60,13 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_the_cookbook_has_its_three_notebooks() -> None:
+def test_the_cookbook_has_its_notebooks() -> None:
     assert [path.name for path in NOTEBOOKS] == [
         "01_quickstart.ipynb",
         "02_drop_in_for_conversation_buffer_memory.ipynb",
         "03_langchain_agent_with_memory.ipynb",
+        "04_llamaindex_chat_engine.ipynb",
+        "05_function_agent_with_memory.ipynb",
     ]
 
 
