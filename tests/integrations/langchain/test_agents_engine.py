@@ -193,7 +193,7 @@ def test_the_agent_answers_while_memory_is_down_and_with_facts_afterwards(
     engine: LocalEngine, memory: Memory, users: dict[str, set[str]], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     user, released = next(iter(users)), threading.Event()
-    middleware = InferScaleMemoryMiddleware(memory, k=3, timeout=1, save=False)
+    middleware = InferScaleMemoryMiddleware(memory, k=3, timeout=4, save=False)
     agent = create_agent(steered(engine), system_prompt=SYSTEM, middleware=[middleware])
     config = {"configurable": {"user_id": user}}
     with monkeypatch.context() as patch:
