@@ -9,7 +9,7 @@ from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
 
 from inferscale_memory.errors import FactNotFoundError, InvalidInputError
-from inferscale_memory.facts.checking import check_batch
+from inferscale_memory.facts.checking import check_batch, turn_key
 from inferscale_memory.facts.conversation import facts_of_turns, newest_turns
 from inferscale_memory.facts.derived import DerivedData
 from inferscale_memory.facts.models import (
@@ -211,6 +211,11 @@ class FactStore(DerivedData):
         """
         with self._read(tx) as session:
             return facts_of_turns(session, turn_ids)
+
+    def facts_of_messages(self, message_ids: Iterable[str], scope: Scope, *, tx: Session | None = None) -> set[str]:
+        """Ids of the facts that come from messages saved in exactly this scope under the caller's own ids."""
+        stated = self.facts_of_turns([turn_key(scope, message_id) for message_id in message_ids], tx=tx)
+        return {fact_id for facts in stated.values() for fact_id in facts}
 
     def list(self, scope: Scope, *, limit: int = 100, cursor: str | None = None, tx: Session | None = None) -> Page:
         """Facts of the scope, oldest first.

@@ -12,7 +12,6 @@ from langchain_core.callbacks import adispatch_custom_event, dispatch_custom_eve
 
 from inferscale_memory import Memory
 from inferscale_memory._extras import require
-from inferscale_memory.facts.checking import turn_key
 from inferscale_memory.scope import Scope
 from inferscale_memory.timeboxed import Outage, Recall, Recalls, await_for, wait_for
 from langchain_inferscale._checks import check_arguments, reads_handles
@@ -153,7 +152,7 @@ class InferScaleMemoryMiddleware(AgentMiddleware[MemoryState, Any, Any]):
         recall, begun = self._search(request, ids)
         if recall is not None:
             wait_for(recall.found, recall.seconds_left)
-        found = self._outcome(recall, begun)
+        found = None if recall is None else self._outage.outcome(recall, begun, self.timeout)
         if found is not None and begun:
             with suppress(RuntimeError):  # called by hand, there is no run to report to
                 dispatch_custom_event(RECALL_EVENT, self._event(found))
@@ -168,7 +167,7 @@ class InferScaleMemoryMiddleware(AgentMiddleware[MemoryState, Any, Any]):
         recall, begun = self._search(request, ids)
         if recall is not None:
             await await_for(recall.found, recall.seconds_left)
-        found = self._outcome(recall, begun)
+        found = None if recall is None else self._outage.outcome(recall, begun, self.timeout)
         if found is not None and begun:
             with suppress(RuntimeError):  # called by hand, there is no run to report to
                 await adispatch_custom_event(RECALL_EVENT, self._event(found))
@@ -189,28 +188,8 @@ class InferScaleMemoryMiddleware(AgentMiddleware[MemoryState, Any, Any]):
         return next((recall for recall in kept if recall is not None), None), False
 
     def _recall(self, text: str, ids: dict[str, Any], in_prompt: list[str]) -> Handle:
-        owner = Scope.of(**ids)
-        sources = self.memory.store.facts_of_turns([turn_key(owner, message_id) for message_id in in_prompt])
-        known = {fact_id for facts in sources.values() for fact_id in facts}
+        known = self.memory.store.facts_of_messages(in_prompt, Scope.of(**ids))
         return self.memory.recall(text, self.k, self.refresh, threshold=self.threshold, exclude=known, **ids)
-
-    def _outcome(self, recall: Recall | None, begun: bool) -> Handle | None:
-        """The handle, if the search has found facts by now; a failure is told by the call that began the search."""
-        if recall is None:
-            return None
-        if not recall.found.done():
-            if begun:
-                self._outage.failed("timeout", f"a search took longer than {self.timeout} s.")
-            return None
-        error = recall.found.exception()
-        if error is not None:
-            if begun:
-                self._outage.failed("error", f"{type(error).__name__}: {error}")
-            return None
-        if begun:
-            self._outage.worked()
-        handle = recall.found.result()
-        return handle if handle.facts else None
 
     def _event(self, handle: Handle) -> dict[str, Any]:
         recalled = [{"id": scored.fact.id, "score": scored.score} for scored in handle.facts]

@@ -11,7 +11,6 @@ from llama_index.core.utils import get_tokenizer
 
 from inferscale_memory import Memory
 from inferscale_memory.errors import ConfigError, ScopeError
-from inferscale_memory.facts.checking import turn_key
 from inferscale_memory.opened import open_memories
 from inferscale_memory.scope import Scope
 from inferscale_memory.timeboxed import Outage, Recall, Recalls
@@ -75,28 +74,11 @@ class Searches:
 
     def outcome(self, begun: Begun | None) -> Handle | None:
         """The handle, if the search has found facts by now."""
-        if begun is None:
-            return None
-        found, new = begun.recall.found, begun.new
-        if not found.done():
-            if new:
-                self._outage.failed("timeout", f"a search took longer than {self._timeout} s.")
-            return None
-        error = found.exception()
-        if error is not None:
-            if new:
-                self._outage.failed("error", f"{type(error).__name__}: {error}")
-            return None
-        if new:
-            self._outage.worked()
-        handle = found.result()
-        return handle if handle.facts else None
+        return None if begun is None else self._outage.outcome(begun.recall, begun.new, self._timeout)
 
 
 def _recall(memory: Memory, ids: dict[str, Any], options: Options, text: str, shown: Collection[str]) -> Handle:
-    owner = Scope.of(**ids)
-    stated = memory.store.facts_of_turns([turn_key(owner, turn) for turn in shown])
-    exclude = {fact_id for facts in stated.values() for fact_id in facts}
+    exclude = memory.store.facts_of_messages(shown, Scope.of(**ids))
     return memory.recall(text, options.k, options.refresh, threshold=options.threshold, exclude=exclude, **ids)
 
 
