@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 from platformdirs import user_cache_dir, user_data_dir
-from pydantic import AfterValidator, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from inferscale_memory.budget import MemoryBudget
 from inferscale_memory.errors import ConfigError
 
 ENV_PREFIX = "INFERSCALE_"
@@ -24,6 +25,12 @@ def _absolute(path: Path) -> Path:
     return path.expanduser().absolute()
 
 
+def _budget(given: str | int) -> str:
+    MemoryBudget.parse(given)
+    return str(given)
+
+
+Budget = Annotated[str, BeforeValidator(_budget)]
 FolderPath = Annotated[Path, AfterValidator(_absolute)]
 
 
@@ -66,8 +73,15 @@ class Settings(BaseSettings):
     secret_grace: float = Field(
         86_400.0, ge=0, description="Seconds for which a rotated-out secret still opens handles."
     )
-    pool_bytes: int = Field(
-        1 << 30, ge=0, description="Bytes of chunks that an engine worker keeps in memory; 0 switches injection off."
+    arena: Budget = Field(
+        "1GiB",
+        description="Memory on the engine's device that each worker keeps chunks in: 2GiB, 15% (of the device, or of "
+        "the machine on a CPU), or bytes; 0 switches injection off.",
+    )
+    host_cache: Budget | None = Field(
+        None,
+        description="Host memory behind it, for what the arena has no room for. Default: 4GiB on CUDA, none on a CPU, "
+        "where both are the same memory.",
     )
     near_duplicate: float = Field(
         0.95, gt=0, le=1, description="Cosine similarity from which two facts share one slot of a recall."

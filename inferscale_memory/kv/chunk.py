@@ -76,6 +76,12 @@ class Chunk:
             return self
         return replace(self, keys=self.keys.clone(), values=self.values.clone())
 
+    def pinned(self) -> Chunk:
+        """Return a copy in page-locked host memory; this chunk where it lies there already."""
+        if self.keys.is_pinned() and self.values.is_pinned():
+            return self
+        return replace(self, keys=self.keys.cpu().pin_memory(), values=self.values.cpu().pin_memory())
+
 
 def _check_tensors(chunk: Chunk) -> None:
     shape = tuple(chunk.keys.shape)

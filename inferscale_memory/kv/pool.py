@@ -1,4 +1,4 @@
-"""The memory tier: chunks a worker keeps at hand, within a budget of bytes, least recently used out first."""
+"""The host tier: chunks in host memory behind the arena, within a budget of bytes, least recently used out first."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ class ChunkPool:
 
     Args:
         capacity_bytes: the budget; 0 keeps nothing.
+        pin: keep copies in page-locked memory, from which a CUDA device reads without waiting.
 
     Raises:
         InvalidInputError: the budget is negative.
     """
 
-    def __init__(self, capacity_bytes: int) -> None:
+    def __init__(self, capacity_bytes: int, *, pin: bool = False) -> None:
         if capacity_bytes < 0:
             raise InvalidInputError(f"capacity_bytes is {capacity_bytes}; wanted 0 (keep nothing) or more.")
         self.capacity_bytes = capacity_bytes
+        self._pin = pin
         self._lock = threading.RLock()
         self._chunks: OrderedDict[str, Chunk] = OrderedDict()  # least recently used first
         self._sizes: dict[str, int] = {}
@@ -84,7 +86,7 @@ class ChunkPool:
             volatile: no slower tier has it, so that its eviction loses it. Only remembered, for ``is_volatile``: it is
                 evicted and swept like any other, since keeping what was deleted elsewhere would be worse.
         """
-        chunk = chunk.compact()
+        chunk = chunk.pinned() if self._pin else chunk.compact()
         size = chunk.footprint
         if size > self.capacity_bytes:
             return PutResult(stored=False)

@@ -14,6 +14,7 @@ from typing import Any
 from inferscale_memory._extras import require
 from inferscale_memory.errors import EncodingError, EngineError, ModelError
 from inferscale_memory.serving import compat
+from inferscale_memory.serving.options import ConnectorOptions
 from inferscale_memory.serving.protocol import CONNECTOR_MODULE, CONNECTOR_NAME
 
 GUARD_VARIABLE = "INFERSCALE_SPAWN_MARK"
@@ -74,7 +75,7 @@ def _cause(error: Exception) -> str:
     return text.strip().splitlines()[0] if text.strip() else type(error).__name__
 
 
-def transfer_config(root: Path, fingerprint: str, pool_bytes: int) -> Any:
+def transfer_config(options: ConnectorOptions) -> Any:
     """VLLM's ``KVTransferConfig`` for this connector; loads that fail are recomputed."""
     from vllm.config import KVTransferConfig
 
@@ -83,7 +84,7 @@ def transfer_config(root: Path, fingerprint: str, pool_bytes: int) -> Any:
         kv_connector_module_path=CONNECTOR_MODULE,
         kv_role="kv_both",
         kv_load_failure_policy="recompute",
-        kv_connector_extra_config={"root": str(root), "fingerprint": fingerprint, "pool_bytes": pool_bytes},
+        kv_connector_extra_config=options.as_dict(),
     )
 
 

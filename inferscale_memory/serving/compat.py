@@ -51,6 +51,25 @@ def attention_layers(config: VllmConfig) -> dict[str, Any]:
     return dict(config.compilation_config.static_forward_context)
 
 
+def connector_worker() -> Any:
+    """The worker's side of our connector in this process, or ``None``."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+
+    return getattr(get_kv_transfer_group(), "worker", None) if has_kv_transfer_group() else None
+
+
+def split_cache(cache: torch.Tensor, kv_heads: int, head_dim: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """A layer's cache as key and value views ``[blocks, block_size, kv_heads, head_dim]``, or ``None``.
+
+    FlashAttention, FlashInfer, Triton and FlexAttention of 0.32 and 0.33 keep ``[blocks, kv_heads, block_size,
+    2 * head_dim]`` of any strides, keys first. Others of that shape may pack differently: the caller tries.
+    """
+    if cache.dim() != 4 or cache.shape[1] != kv_heads or cache.shape[3] != 2 * head_dim:
+        return None
+    keys, values = cache.transpose(1, 2).split(head_dim, dim=-1)
+    return keys, values
+
+
 def rotary_modules() -> list[Any]:
     """Every rotary module that ``get_rope`` made in this process."""
     from vllm.model_executor.layers.rotary_embedding import _ROPE_DICT
@@ -186,6 +205,18 @@ def platform_is_cpu() -> bool:
     from vllm.platforms import current_platform
 
     return bool(current_platform.is_cpu())
+
+
+def device_memory() -> int:
+    """Bytes of the accelerator's memory in all."""
+    from vllm.platforms import current_platform
+
+    return int(current_platform.get_device_total_memory())
+
+
+def host_memory() -> int:
+    """Bytes of this machine's memory in all."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

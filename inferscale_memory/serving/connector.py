@@ -6,7 +6,6 @@ load), load (fill the blocks before the forward).
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -17,9 +16,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
-from inferscale_memory.errors import ConfigError
 from inferscale_memory.serving import compat
 from inferscale_memory.serving.metadata import StepMetadata
+from inferscale_memory.serving.options import ConnectorOptions
 from inferscale_memory.serving.scheduler import SchedulerSide
 from inferscale_memory.serving.worker import WorkerSide
 
@@ -34,38 +33,25 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
-DEFAULT_POOL_BYTES = 1 << 30
-
 
 class InferScaleConnector(KVConnectorBase_V1):
     """Captures encoded facts and injects recalled ones.
 
-    ``kv_connector_extra_config``: ``root`` (the KV folder), ``fingerprint`` (of the model, from
-    ``inferscale_memory.kv.fingerprint``), ``pool_bytes`` (each worker's memory tier, default 1 GiB).
+    ``kv_connector_extra_config`` is read by :class:`~inferscale_memory.serving.options.ConnectorOptions`.
     """
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
-        extra = self._kv_transfer_config.kv_connector_extra_config
-        missing = [name for name in ("root", "fingerprint") if not extra.get(name)]
-        if missing:
-            raise ConfigError(f"kv_connector_extra_config lacks {missing}; LocalEngine sets both.")
-        root, fingerprint = Path(extra["root"]), str(extra["fingerprint"])
+        options = ConnectorOptions.parse(self._kv_transfer_config.kv_connector_extra_config)
         block_size = vllm_config.cache_config.block_size
         world = vllm_config.parallel_config.tensor_parallel_size
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if role == KVConnectorRole.SCHEDULER:
-            self._scheduler = SchedulerSide(root, fingerprint, block_size, world)
+            self._scheduler = SchedulerSide(options.root, options.fingerprint, block_size, world)
         else:
-            self._worker = WorkerSide(
-                root,
-                fingerprint,
-                block_size=block_size,
-                rank=get_tensor_model_parallel_rank(),
-                world=world,
-                pool_bytes=int(extra.get("pool_bytes", DEFAULT_POOL_BYTES)),
-            )
+            rank = get_tensor_model_parallel_rank()
+            self._worker = WorkerSide(options, block_size=block_size, rank=rank, world=world)
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
@@ -104,6 +90,11 @@ class InferScaleConnector(KVConnectorBase_V1):
         """Blocks may be freed at once; the accounting goes back to the caller."""
         assert self._scheduler is not None
         return False, self._scheduler.finished(request)
+
+    @property
+    def worker(self) -> WorkerSide | None:
+        """The worker's side, in a worker."""
+        return self._worker
 
     # -- worker side ---------------------------------------------------------------------------------------------------
 
@@ -145,7 +136,7 @@ class InferScaleConnector(KVConnectorBase_V1):
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Nothing is transferred in the background; half-captured chunks of these requests are dropped."""
         assert self._worker is not None
-        self._worker.drop(finished_req_ids)
+        self._worker.drop_staged(finished_req_ids)
         return None, None
 
     def get_block_ids_with_load_errors(self) -> set[int]:

@@ -6,14 +6,14 @@ import atexit
 import logging
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from inferscale_memory.config import Settings, load_settings
 from inferscale_memory.errors import EncodingError, EngineError
 from inferscale_memory.models import resolve_model, tool_call_parser
 from inferscale_memory.prompt import PromptBuilder
 from inferscale_memory.serving import client as vllm_client
-from inferscale_memory.serving import compat, warmup
+from inferscale_memory.serving import compat, tiers, warmup
 from inferscale_memory.serving.capture import Capturer
 from inferscale_memory.serving.identity import engine_fingerprint
 from inferscale_memory.serving.loop import LoopThread, close_at_exit
@@ -23,7 +23,9 @@ from inferscale_memory.serving.protocol import (
     Accounting,
     CaptureResult,
     CaptureSpan,
+    TierTokens,
     inject_params,
+    parse_tiers,
 )
 from inferscale_memory.serving.resolve import HandleResolver, Plan
 from inferscale_memory.serving.support import SupportReport, refuse_config
@@ -47,7 +49,9 @@ class LocalEngine:
             so a script needs an ``if __name__ == "__main__":`` guard.
         inject: ``False`` starts a plain engine: handles are still resolved, their facts are prefilled.
         require_scope: refuse a prompt that holds a handle unless the call names the scope (``user_id=`` ...).
-        pool_bytes: memory tier of each worker; default from the settings.
+        arena: memory on the device that each worker keeps chunks in, such as ``"2GiB"`` or ``"15%"``; default from the
+            settings. On CUDA it comes out of ``gpu_memory_utilization``.
+        host_cache: host memory of each worker behind it; default from the settings.
         options: vLLM's own engine and chat-serving options, such as ``max_model_len``, ``enforce_eager``,
             ``chat_template``, ``enable_auto_tool_choice``, ``tool_call_parser``. The demo model's tools are on.
 
@@ -65,7 +69,8 @@ class LocalEngine:
         in_process: bool = False,
         inject: bool = True,
         require_scope: bool = False,
-        pool_bytes: int | None = None,
+        arena: str | int | None = None,
+        host_cache: str | int | None = None,
         **options: Any,
     ) -> None:
         vllm_client.refuse_respawn()
@@ -88,20 +93,19 @@ class LocalEngine:
             backend.setdefault("enforce_eager", True)
         arguments = vllm_client.engine_arguments(path, backend)
         config = vllm_client.model_config(arguments)
-        pool = self.settings.pool_bytes if pool_bytes is None else pool_bytes
+        memory = tiers.plan(self.settings, arena, host_cache)
         self.unsupported: str | None
         if not inject:
             self.unsupported = "injection is switched off"
         elif backend.get("kv_transfer_config") is not None:
             self.unsupported = "another KV connector is configured (kv_transfer_config)"
-        elif pool <= 0:
-            self.unsupported = "pool_bytes is 0, and a prompt's preamble lives in the workers' memory only"
+        elif not memory.arena_bytes:
+            self.unsupported = "the arena has 0 bytes, and a prompt's preamble lives in the workers' memory only"
         else:
             self.unsupported = refuse_config(config, backend)
         self.fingerprint = engine_fingerprint(path, config, backend, self.settings.models_folder / "digests")
         if self.unsupported is None:
-            arguments.kv_transfer_config = vllm_client.transfer_config(self.settings.kv_folder, self.fingerprint, pool)
-            arguments.disable_hybrid_kv_cache_manager = True
+            tiers.configure(arguments, memory, self.settings.kv_folder, self.fingerprint)
         elif inject:
             logger.warning("%s is served by plain prefill: %s.", self.model, self.unsupported)
         self._loop = LoopThread("inferscale-engine")
@@ -128,6 +132,7 @@ class LocalEngine:
         self.tokenizer = self.client.renderer.tokenizer
         self.prompt = PromptBuilder(self.tokenizer, chat_template=self.openai.chat_template)
         self.capturer = Capturer(self.client)
+        self._residency = tiers.Residency(self.client)
         self.preparer = Preparer(self)
         if self.unsupported is None:
             self.report = await warmup.verify(self)
@@ -164,6 +169,18 @@ class LocalEngine:
         except (EngineError, EncodingError) as error:
             # A dead engine holds no memory; its text, vectors and files are erased all the same.
             logger.warning("the engine was not told of a deletion: %s", error)
+
+    def prefetch(self, keys: Sequence[str]) -> None:
+        """Have the workers bring chunks into their memory in the background; returns at once, whatever becomes of it.
+
+        What they probably have is not asked for again.
+        """
+        if not self._closed and self.unsupported is None:
+            self._loop.loop.call_soon_threadsafe(self._residency.prefetch, list(keys))
+
+    def drop_chunks(self, tier: Literal["arena", "memory"] = "arena") -> None:
+        """Have the workers forget the facts' chunks in their arena, or in host memory too; for measurements."""
+        self._loop.run(self._open._residency.drop(tier))
 
     # -- chat ----------------------------------------------------------------------------------------------------------
 
@@ -256,6 +273,10 @@ class LocalEngine:
         """Where the prompt tokens of a ``RequestOutput`` came from."""
         return accounting_of(output.kv_transfer_params, output.num_cached_tokens or 0, len(output.prompt_token_ids))
 
+    def tiers(self, output: Any) -> TierTokens:
+        """Injected tokens of a ``RequestOutput`` that had to be brought into the arena first, by where they were."""
+        return parse_tiers(output.kv_transfer_params)
+
     # -- work on the engine's loop -------------------------------------------------------------------------------------
 
     async def _generate(self, plan: Plan, *, inject: bool, salt: str | None, sampling: dict[str, Any]) -> Any:
@@ -272,6 +293,7 @@ class LocalEngine:
     def settle(self, plan: Plan, accounting: Accounting) -> None:
         """Learn from what became of a plan: which chunks the workers turned out not to have."""
         self.capturer.learn(plan, accounting)
+        self._residency.used([span.key for span in plan.inject])
         self._report_missing(plan, accounting)
 
     def _report_missing(self, plan: Plan, accounting: Accounting) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
-from inferscale_memory.serving.protocol import TapReport
+from inferscale_memory.serving.protocol import TapReport, TierTokens
 
 
 @dataclass
@@ -33,27 +33,21 @@ class CapturePiece:
 
 
 @dataclass
-class LoadChunk:
-    """One chunk of a load; its first token stands at prompt position ``position``."""
-
-    key: str
-    position: int
-    length: int
-
-
-@dataclass
 class LoadRun:
-    """Fill prompt positions ``[begin, stop)`` of a request from ``chunks``, before this step's forward.
+    """Fill prompt positions ``[begin, stop)`` of a request from chunks, before this step's forward.
 
-    The first chunk may begin before ``begin`` and the last may end after ``stop``. ``tokens`` are the prompt's token
-    ids at ``[chunks[0].position, end of the last chunk)`` as int32 bytes: the worker refuses a chunk of other tokens.
+    The chunks follow each other from position ``start`` on, the ``i``-th ends at ``ends[i]``; the first may begin
+    before ``begin`` and the last may end after ``stop``. ``tokens`` are the prompt's token ids at ``[start, ends[-1])``
+    as int32 bytes: the worker refuses a chunk of other tokens. ``block_ids`` are those of the whole request.
     """
 
     request_id: str
     begin: int
     stop: int
+    start: int
     block_ids: list[int]
-    chunks: list[LoadChunk]
+    keys: tuple[str, ...]
+    ends: tuple[int, ...]
     tokens: bytes
 
 
@@ -72,6 +66,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
     stored: dict[str, int] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
     load_errors: dict[str, str] = field(default_factory=dict)
+    fetched: dict[str, TierTokens] = field(default_factory=dict)  # request -> what was not in the arena
     tap: TapReport | None = None
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
@@ -85,8 +80,12 @@ class WorkerReport(KVConnectorWorkerMetadata):
             stored=stored,
             gone=self.gone | other.gone,
             load_errors={**self.load_errors, **other.load_errors},
+            fetched={
+                key: max(self.fetched.get(key, TierTokens()), other.fetched.get(key, TierTokens()))
+                for key in self.fetched.keys() | other.fetched.keys()
+            },
             tap=min(taps, key=lambda report: (report.problem is None, report.identical)) if taps else None,
         )
 
     def __bool__(self) -> bool:
-        return bool(self.stored or self.gone or self.load_errors or self.tap)
+        return bool(self.stored or self.gone or self.load_errors or self.fetched or self.tap)

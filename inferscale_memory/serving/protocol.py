@@ -5,17 +5,22 @@ Both directions use one key, ``"inferscale"``, so that other connectors' paramet
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from inferscale_memory.errors import InvalidInputError
 
 PARAMS_KEY = "inferscale"
-VERSION = 1
+VERSION = 2
+KEY_DIGITS = 64
+_HEX = re.compile("[0-9a-f]*")
 
 CONNECTOR_NAME = "InferScaleConnector"
 CONNECTOR_MODULE = "inferscale_memory.serving.connector"
+WORKER_EXTENSION = "inferscale_memory.serving.prefetch.WorkerExtension"
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,13 @@ class Accounting:
         return asdict(self)
 
 
+class TierTokens(NamedTuple):
+    """Tokens of the chunks that a load had to bring into the device arena first; the others were there."""
+
+    host: int = 0
+    disk: int = 0
+
+
 @dataclass(frozen=True)
 class TapReport:
     """How a worker captures, and how far its captured keys are from what the engine itself wrote.
@@ -95,8 +107,39 @@ def capture_params(spans: Sequence[CaptureSpan]) -> dict[str, Any]:
 
 
 def inject_params(spans: Sequence[InjectSpan]) -> dict[str, Any]:
-    """``kv_transfer_params`` of a request whose prompt may be filled from ``spans`` (contiguous from 0)."""
-    return {PARAMS_KEY: {"v": VERSION, "inject": [[s.key, s.start, s.end] for s in spans]}}
+    """``kv_transfer_params`` of a request whose prompt may be filled from ``spans``.
+
+    They travel as one string of keys and a list of ends: reading that costs the scheduler microseconds for any number.
+
+    Raises:
+        InvalidInputError: the spans are not contiguous from 0.
+    """
+    expected = 0
+    for span in spans:
+        if span.start != expected:
+            raise InvalidInputError(f"inject spans have a hole: [{expected}, {span.start}).")
+        expected = span.end
+    return {PARAMS_KEY: {"v": VERSION, "inject": ["".join(span.key for span in spans), [span.end for span in spans]]}}
+
+
+@dataclass(frozen=True)
+class InjectPlan:
+    """Chunks that may fill a prompt from 0 on without a hole: the ``i``-th ends at position ``ends[i]``."""
+
+    keys: tuple[str, ...] = ()
+    ends: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.keys)
+
+    @property
+    def end(self) -> int:
+        """Prompt tokens that could be injected."""
+        return self.ends[-1] if self.ends else 0
+
+    def start(self, index: int) -> int:
+        """Where a chunk begins."""
+        return self.ends[index - 1] if index else 0
 
 
 @dataclass(frozen=True)
@@ -104,7 +147,7 @@ class RequestPlan:
     """What one request asks of the connector, parsed and checked."""
 
     capture: tuple[CaptureSpan, ...] = ()
-    inject: tuple[InjectSpan, ...] = ()
+    inject: InjectPlan = InjectPlan()
 
 
 def parse_params(params: Mapping[str, Any] | None, prompt_tokens: int) -> RequestPlan | None:
@@ -123,23 +166,29 @@ def parse_params(params: Mapping[str, Any] | None, prompt_tokens: int) -> Reques
             CaptureSpan(str(key), int(start), int(end), bool(volatile), bool(verify))
             for key, start, end, volatile, verify in raw.get("capture", ())
         )
-        inject = tuple(InjectSpan(str(k), int(a), int(b)) for k, a, b in raw.get("inject", ()))
+        keys, ends = raw.get("inject", ("", ()))
+        inject = _inject_plan(str(keys), [int(end) for end in ends], prompt_tokens)
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, InvalidInputError):
             raise
         raise InvalidInputError(f"malformed kv_transfer_params[{PARAMS_KEY!r}]: {error}") from error
-    spans: list[CaptureSpan | InjectSpan] = [*capture, *inject]
-    for span in spans:
+    for span in capture:
         if not 0 <= span.start < span.end <= prompt_tokens:
             raise InvalidInputError(f"span [{span.start}, {span.end}) lies outside a prompt of {prompt_tokens} tokens.")
-        if not (len(span.key) == 64 and all(c in "0123456789abcdef" for c in span.key)):
-            raise InvalidInputError(f"chunk key {span.key!r} is not 64 hex digits.")
-    expected = 0
-    for part in inject:
-        if part.start != expected:
-            raise InvalidInputError(f"inject spans have a hole: [{expected}, {part.start}).")
-        expected = part.end
+        _check_keys(span.key, 1)
     return RequestPlan(capture, inject)
+
+
+def _inject_plan(keys: str, ends: list[int], prompt_tokens: int) -> InjectPlan:
+    _check_keys(keys, len(ends))
+    if any(end <= start for start, end in pairwise((0, *ends))) or (ends and ends[-1] > prompt_tokens):
+        raise InvalidInputError(f"chunks that end at {ends} lie outside a prompt of {prompt_tokens} tokens.")
+    return InjectPlan(tuple(keys[at : at + KEY_DIGITS] for at in range(0, len(keys), KEY_DIGITS)), tuple(ends))
+
+
+def _check_keys(keys: str, count: int) -> None:
+    if len(keys) != KEY_DIGITS * count or not _HEX.fullmatch(keys):
+        raise InvalidInputError(f"chunk keys {keys[:80]!r} are not {count} times {KEY_DIGITS} hex digits.")
 
 
 def parse_accounting(params: Mapping[str, Any] | None) -> Accounting | None:
@@ -147,6 +196,12 @@ def parse_accounting(params: Mapping[str, Any] | None) -> Accounting | None:
     raw = (params or {}).get(PARAMS_KEY) or {}
     fields = raw.get("accounting")
     return Accounting(**fields) if fields else None
+
+
+def parse_tiers(params: Mapping[str, Any] | None) -> TierTokens:
+    """From where a finished request's injected tokens came to the workers."""
+    raw = (params or {}).get(PARAMS_KEY) or {}
+    return TierTokens(*raw.get("tiers", ()))
 
 
 def parse_tap_report(params: Mapping[str, Any] | None) -> TapReport | None:

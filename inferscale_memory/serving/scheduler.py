@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,14 +15,16 @@ from inferscale_memory.errors import InvalidInputError
 from inferscale_memory.kv.keys import context_digest
 from inferscale_memory.kv.store import ChunkStore
 from inferscale_memory.serving import compat
-from inferscale_memory.serving.metadata import CapturePiece, LoadChunk, LoadRun, StepMetadata, WorkerReport
+from inferscale_memory.serving.metadata import CapturePiece, LoadRun, StepMetadata, WorkerReport
 from inferscale_memory.serving.protocol import (
     PARAMS_KEY,
+    VERSION,
     Accounting,
     CaptureSpan,
-    InjectSpan,
+    InjectPlan,
     RequestPlan,
     TapReport,
+    TierTokens,
     parse_params,
 )
 
@@ -45,11 +48,7 @@ class RequestState:
     load: LoadRun | None = None
     loaded: LoadRun | None = None
     accounting: Accounting | None = None
-
-    @property
-    def planned(self) -> int:
-        """Prompt tokens that the plan could inject."""
-        return self.plan.inject[-1].end if self.plan.inject else 0
+    fetched: TierTokens | None = None
 
 
 class SchedulerSide:
@@ -63,7 +62,7 @@ class SchedulerSide:
         self.tap: TapReport | None = None
         self.blocks: KVCacheManager | None = None
         self._generation = self.store.generation()
-        self._on_disk: set[str] = set()
+        self._here: set[str] = set()  # chunks that every worker can load: on disk, or volatile in all of them
         self._volatile: dict[str, int] = {}
         self._states: dict[str, RequestState] = {}
 
@@ -82,28 +81,29 @@ class SchedulerSide:
             return 0
         return max(0, covered - local_hit)
 
-    def _covered(self, spans: Sequence[InjectSpan], local_hit: int) -> tuple[int, str | None]:
+    def _covered(self, inject: InjectPlan, local_hit: int) -> tuple[int, str | None]:
         self._refresh()
-        end = 0
-        for span in spans:
-            # What native blocks hold already need not be there as a chunk: an unused chunk may have been evicted.
-            if span.end > local_hit and not self._available(span.key):
-                return end, "preamble_missing" if span.start == 0 else "chunk_missing"
-            end = span.end
-        return end, None
+        # What native blocks hold already need not be there as a chunk: an unused chunk may have been evicted.
+        first = bisect_right(inject.ends, local_hit)
+        if self._here.issuperset(inject.keys[first:]):
+            return inject.end, None
+        for index in range(first, len(inject.keys)):
+            if not self._available(inject.keys[index]):
+                return inject.start(index), "chunk_missing" if index else "preamble_missing"
+        return inject.end, None
 
     def _refresh(self) -> None:
         # A chunk deleted by any process moves the store's generation: what was known on disk is looked up again.
         generation = self.store.generation()
         if generation != self._generation:
             self._generation = generation
-            self._on_disk.clear()
+            self._here = {key for key, count in self._volatile.items() if count >= self.world}
 
     def _available(self, key: str) -> bool:
-        if key in self._on_disk or self._volatile.get(key, 0) >= self.world:
+        if key in self._here:
             return True
         if self.store.exists(key, self.fingerprint):
-            self._on_disk.add(key)
+            self._here.add(key)
             return True
         return False
 
@@ -137,15 +137,18 @@ class SchedulerSide:
             state.load = self._load_run(request.request_id, state, stop - injected, stop, blocks.get_block_ids()[0])
 
     def _load_run(self, request_id: str, state: RequestState, begin: int, stop: int, block_ids: list[int]) -> LoadRun:
-        spans = [span for span in state.plan.inject if span.end > begin and span.start < stop]
-        first, last = spans[0].start, spans[-1].end
+        inject = state.plan.inject
+        first, last = bisect_right(inject.ends, begin), bisect_left(inject.ends, stop)
+        start = inject.start(first)
         return LoadRun(
             request_id=request_id,
             begin=begin,
             stop=stop,
+            start=start,
             block_ids=list(block_ids),
-            chunks=[LoadChunk(span.key, span.start, span.end - span.start) for span in spans],
-            tokens=np.asarray(state.prompt[first:last], dtype=np.int32).tobytes(),
+            keys=inject.keys[first : last + 1],
+            ends=inject.ends[first : last + 1],
+            tokens=np.asarray(state.prompt[start : inject.ends[last]], dtype=np.int32).tobytes(),
         )
 
     def build(self, output: SchedulerOutput) -> StepMetadata:
@@ -198,7 +201,7 @@ class SchedulerSide:
         if state.accounting is not None:
             return
         injected = state.load.stop - state.load.begin if state.load is not None else 0
-        reason = state.reason if state.planned > computed else None
+        reason = state.reason if state.plan.inject.end > computed else None
         state.accounting = Accounting(injected, computed - injected, len(state.prompt) - computed, reason)
 
     # -- reports -------------------------------------------------------------------------------------------------------
@@ -210,11 +213,16 @@ class SchedulerSide:
         if isinstance(report, WorkerReport):
             for key, count in report.stored.items():
                 self._volatile[key] = self._volatile.get(key, 0) + count
+                if self._volatile[key] >= self.world:
+                    self._here.add(key)
             for key in report.gone:
                 self._volatile.pop(key, None)
-                self._on_disk.discard(key)
+                self._here.discard(key)
             if report.tap is not None:
                 self.tap = report.tap
+            for request_id, fetched in report.fetched.items():
+                if request_id in self._states:
+                    self._states[request_id].fetched = fetched
             for request_id, reason in report.load_errors.items():
                 self._load_failed(request_id, reason, output.invalid_block_ids)
 
@@ -253,9 +261,11 @@ class SchedulerSide:
         state = self._states.pop(request.request_id, None)
         if state is None:
             return None
-        result: dict[str, Any] = {"v": 1}
+        result: dict[str, Any] = {"v": VERSION}
         if state.accounting is not None:
             result["accounting"] = state.accounting.as_dict()
+        if state.fetched is not None:
+            result["tiers"] = list(state.fetched)
         if self.tap is not None:
             result["tap"] = asdict(self.tap)
         return {PARAMS_KEY: result}

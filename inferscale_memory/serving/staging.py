@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from inferscale_memory.kv.chunk import Chunk
 from inferscale_memory.serving.metadata import CapturePiece
 
 
@@ -73,10 +72,3 @@ def find_rows(slots: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     place = torch.searchsorted(slots[order], wanted).clamp_max(len(slots) - 1)
     rows = order[place]
     return torch.where(slots[rows] == wanted, rows, -1)
-
-
-def on_device(chunk: Chunk, device: torch.device) -> Chunk:
-    """The chunk with its tensors on ``device``; itself where they are there already."""
-    if chunk.keys.device == device:
-        return chunk
-    return replace(chunk, keys=chunk.keys.to(device), values=chunk.values.to(device))

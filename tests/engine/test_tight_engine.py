@@ -103,13 +103,13 @@ def test_chunks_made_for_one_prompt_leave_the_workers_memory_when_a_fact_is_dele
     plan = tight.plan(ask(memory.recall("Rome", 3, user_id=user)))
     run(tight, plan)
     preamble, *facts = [span.key for span in plan.inject]
-    assert all(key in worker.pool for key in (preamble, *facts))
+    assert all(key in worker.loader.arena for key in (preamble, *facts))
     memory.delete(ids[0], user_id=user)
-    assert not any(key in worker.pool for key in facts)
-    assert preamble in worker.pool, "it holds nobody's facts"
+    assert not any(key in worker.loader.arena for key in facts)
+    assert preamble in worker.loader.arena, "it holds nobody's facts"
     again = run(tight, tight.plan(ask(memory.recall("Rome", 3, user_id=user))))
     assert tight.accounting(again).fallback_reason is None
-    worker.pool.check_integrity()
+    worker.loader.arena.check_integrity()
 
 
 def padded_plan(engine, handle, tokens):
@@ -158,7 +158,7 @@ def test_a_capture_that_is_cancelled_half_way_leaves_nothing_behind(tight, worke
     asyncio.run(leave_early())
     tight.follow_deletions()  # one more step, which hears of the abort
     assert not worker._staging
-    assert key not in worker.pool
+    assert key not in worker.loader.arena
     result = asyncio.run(tight.capture(tokens, [CaptureSpan(key, 100, 400)], salt="again"))
     assert result.stored == {key}
 
@@ -173,7 +173,7 @@ def test_a_load_that_fails_is_recomputed_from_the_block_it_failed_in(tight, open
     lost = handle.facts[-1 if place == "in the first block" else 0].fact.id
     # The scheduler has just seen the file: it learns of the loss from the worker only.
     file_of(memory, lost).unlink()
-    worker.pool.evict([key_of(memory, lost)])
+    worker.loader.arena.delete([key_of(memory, lost)])
 
     output = run(tight, plan)
     accounting = tight.accounting(output)
@@ -187,6 +187,6 @@ def test_a_load_that_fails_is_recomputed_from_the_block_it_failed_in(tight, open
 
 
 def test_after_everything_the_books_of_the_workers_memory_are_right(tight, worker):
-    worker.pool.check_integrity()
+    worker.loader.arena.check_integrity()
     assert not worker._staging
     assert tight.client.engine_core.engine_core.scheduler.connector._scheduler._states == {}

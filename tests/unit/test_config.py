@@ -68,7 +68,7 @@ def test_a_home_with_a_tilde_or_relative_becomes_absolute(bare: Path, monkeypatc
         ("INFERSCALE_K", "many"),
         ("INFERSCALE_REFRESH", "-1"),
         ("INFERSCALE_HANDLE_TTL", "0"),
-        ("INFERSCALE_POOL_BYTES", "1.5"),
+        ("INFERSCALE_ARENA", "much"),
         ("INFERSCALE_NEAR_DUPLICATE", "1.1"),
     ],
 )
@@ -90,5 +90,5 @@ def test_every_setting_says_what_it_is_for() -> None:
 
 def test_a_misspelt_variable_is_found_with_what_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
     assert unknown_variables() == {}
-    monkeypatch.setenv("INFERSCALE_POOLBYTES", "1")
-    assert unknown_variables() == {"INFERSCALE_POOLBYTES": "INFERSCALE_POOL_BYTES"}
+    monkeypatch.setenv("INFERSCALE_AREN", "1")
+    assert unknown_variables() == {"INFERSCALE_AREN": "INFERSCALE_ARENA"}

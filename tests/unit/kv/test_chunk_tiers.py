@@ -5,10 +5,16 @@ from __future__ import annotations
 import pytest
 
 from inferscale_memory.kv import ChunkPool, ChunkStore
+from inferscale_memory.kv.arena import Arena
+
+torch = pytest.importorskip("torch")
 
 
-@pytest.fixture(params=["pool", "store"])
-def tier(request, tmp_path):
+@pytest.fixture(params=["arena", "pool", "store"])
+def tier(request, tmp_path, make_chunk):
+    if request.param == "arena":
+        _, _, heads, dim = make_chunk().keys.shape
+        return Arena(make_chunk().layer_names, heads, dim, torch.bfloat16, torch.device("cpu"), 1 << 20)
     return ChunkPool(1 << 20) if request.param == "pool" else ChunkStore(tmp_path / "kv")
 
 
