@@ -54,15 +54,17 @@ class Bench:
         if report.parked:
             raise EngineError(f"{len(report.parked)} facts were not encoded: {report.parked[0].reason}")
 
-    def messages(self, question: str, k: int) -> list[dict[str, str]]:
+    def messages(self, question: str, k: int, refresh: int | None = None) -> list[dict[str, str]]:
         """Recall ``k`` facts and put their handle into the system message; plain messages for 0.
+
+        ``refresh`` of them are prefilled as text, by default as many as the settings say.
 
         Raises:
             EngineError: not all of them were found.
         """
         if not k:
             return conversation(question)
-        handle = self.memory.recall(question, k=k, user_id=USER)
+        handle = self.memory.recall(question, k=k, refresh=refresh, user_id=USER)
         if len(handle.facts) != k:
             raise EngineError(f"{len(handle.facts)} facts were recalled, wanted {k}: the others are too much alike.")
         return conversation(question, handle)
@@ -75,7 +77,7 @@ def conversation(question: str, handle: str = "") -> list[dict[str, str]]:
 
 
 @contextmanager
-def open_bench(model: str, home: Path | None, *, policy: str, max_model_len: int) -> Iterator[Bench]:
+def open_bench(model: str, home: Path | None, *, policy: str, max_model_len: int, **options: Any) -> Iterator[Bench]:
     """Start the engine in its own processes, as users run it, over a memory that is deleted at the end.
 
     Args:
@@ -83,6 +85,7 @@ def open_bench(model: str, home: Path | None, *, policy: str, max_model_len: int
         home: whose fetched models to use; nothing else of it is touched.
         policy: encoding policy of the memory.
         max_model_len: longest prompt; prompts are prefilled in one step.
+        options: more of ``LocalEngine``, such as ``arena``.
 
     Raises:
         UnsupportedModelError: the model cannot be injected, so there is nothing to measure.
@@ -91,14 +94,14 @@ def open_bench(model: str, home: Path | None, *, policy: str, max_model_len: int
 
     with (
         throwaway_home(home, label="bench") as folder,
-        open_engine(model, folder, max_model_len, "be measured, it is not injected") as engine,
+        open_engine(model, folder, max_model_len, "be measured, it is not injected", **options) as engine,
         Memory(engine, home=folder, policy=policy) as memory,
     ):
         yield Bench(engine, memory)
 
 
 @contextmanager
-def open_engine(model: str, folder: Path, max_model_len: int, purpose: str) -> Iterator[LocalEngine]:
+def open_engine(model: str, folder: Path, max_model_len: int, purpose: str, **options: Any) -> Iterator[LocalEngine]:
     """Start an engine that injects, with a spinner; closed at the end of the block.
 
     Args:
@@ -106,6 +109,7 @@ def open_engine(model: str, folder: Path, max_model_len: int, purpose: str) -> I
         folder: its home.
         max_model_len: longest prompt and answer, in tokens.
         purpose: what a model that is not injected cannot do, for the error.
+        options: more of ``LocalEngine``.
 
     Raises:
         UnsupportedModelError: the model cannot be injected.
@@ -116,7 +120,7 @@ def open_engine(model: str, folder: Path, max_model_len: int, purpose: str) -> I
     # Before the spinner: fetching a demo model shows a bar of its own.
     resolve_model(model, home=folder)
     with status(f"starting the engine with {model}"):
-        engine = LocalEngine(model, home=folder, **engine_options(max_model_len))
+        engine = LocalEngine(model, home=folder, **{**engine_options(max_model_len), **options})
     with engine:
         if engine.unsupported is not None:
             raise UnsupportedModelError(f"{model} cannot {purpose}: {engine.unsupported}.")

@@ -22,25 +22,29 @@ from inferscale_memory.bench.common import (
     write_json,
 )
 from inferscale_memory.bench.plots import check_plot, plot_ttft
+from inferscale_memory.config import load_settings
 from inferscale_memory.errors import EngineError, InvalidInputError
 from inferscale_memory.scope import Scope
 from inferscale_memory.serving.resolve import Plan
 
 QUESTION = "Who of my friends and family lives near the sea, and since when?"
-POLICY = "preceding:5:fact"
+HOST_CACHE = "2GiB"
 PROMPT_ROOM = 256
 """Tokens beside the facts: system prompt, header, question, answer."""
-SERIES = ("prefill", "inject", "prefix_hit", "query_to_first_token")
+SERIES = ("prefill", "inject", "inject_host", "inject_disk", "default", "prefix_hit", "query_to_first_token")
 COLUMNS = {
     "k": "facts",
     "prompt_tokens": "tokens",
     "prefill_ms": "prefill",
     "inject_ms": "inject",
+    "inject_host_ms": "from host",
+    "inject_disk_ms": "from disk",
+    "default_ms": "default",
     "prefix_hit_ms": "prefix hit",
-    "load_ms": "load",
     "query_to_first_token_ms": "query to token",
     "prefill_over_inject": "prefill/inject",
     "inject_over_prefix_hit": "inject/hit",
+    "default_over_inject": "default/inject",
 }
 
 
@@ -50,9 +54,11 @@ class Case:
 
     k: int
     plan: Plan
+    default: Plan
     messages: list[dict[str, str]]
     injectable: int
     hit: int
+    facts: int
     warm_salt: str = field(default_factory=fresh_salt)
     seconds: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in SERIES})
 
@@ -76,6 +82,9 @@ def run(
     - ``inject_ms``: the same token ids, preamble and facts injected.
     - ``prefix_hit_ms``: the same token ids, all full blocks of the prompt in vLLM's own prefix cache. What is left of
       the last block is computed, so the ceiling is a little low where blocks are large (128 tokens on a CPU).
+    - ``inject_host_ms``, ``inject_disk_ms``: as ``inject``, but the workers' arena has none of the facts: they come
+      from host memory, or from (the system's cache of) the files, which are verified as they are read.
+    - ``default_ms``: as ``inject``, with as many facts refreshed as the library's settings say.
     - ``load_ms``: ``inject_ms - prefix_hit_ms``. Below 0 where the hit had to compute more of the prompt.
     - ``query_to_first_token_ms``: from the question as text: embedding, search, handle, assembly, injection.
 
@@ -89,7 +98,9 @@ def run(
         home: whose fetched models to use.
 
     Returns:
-        ``{"model", "engine", "rows": [...]}``, times in milliseconds: medians, and quartiles under ``"spread"``.
+        ``{"model", "engine", "policy", "refresh", "rows": [...], "growth": {...}}``, times in milliseconds: medians,
+        and quartiles under ``"spread"``; growth is the time at most facts over that at fewest (5 and 50 where both are
+        there), of injecting and of the prefix hit.
 
     Raises:
         InvalidInputError: there are no such facts, or the plot's format is unknown.
@@ -102,11 +113,19 @@ def run(
         raise InvalidInputError(f"k={list(k)}, repeat={repeat}, fact_tokens={fact_tokens}: nothing to measure.")
     check_plot(plot)
     length = -(-(counts[-1] * fact_tokens + PROMPT_ROOM) // 128) * 128
-    with open_bench(model, home, policy=POLICY, max_model_len=length) as bench:
+    settings = load_settings(home)
+    with open_bench(model, home, policy=settings.policy, max_model_len=length, host_cache=HOST_CACHE) as bench:
         rows = measure(bench, counts, fact_tokens, repeat)
-        result: dict[str, Any] = {"model": model, "engine": describe(bench.engine), "rows": rows}
+        result: dict[str, Any] = {
+            "model": model,
+            "engine": describe(bench.engine),
+            "policy": settings.policy,
+            "refresh": settings.refresh,
+            "rows": rows,
+            "growth": growth(rows),
+        }
     title = f"Time to the first token of {model} in ms, medians of {repeat}, facts of {fact_tokens} tokens:"
-    show(title, table(COLUMNS, rows))
+    show(title, table(COLUMNS, rows), *_remarks(result))
     write_json(json, result)
     if plot is not None:
         plot_ttft(result, plot)
@@ -131,40 +150,67 @@ def row(case: Case, repeat: int) -> dict[str, Any]:
         "repeat": repeat,
     }
     spread = {}
-    for name in SERIES:
+    for name in [name for name in SERIES if case.seconds[name]]:
         low, middle, high = (round(1e3 * value, 3) for value in quartiles(case.seconds[name]))
         found[f"{name}_ms"] = middle
         spread[f"{name}_ms"] = [low, high]
     found["load_ms"] = round(found["inject_ms"] - found["prefix_hit_ms"], 3)
     found["prefill_over_inject"] = round(found["prefill_ms"] / found["inject_ms"], 2)
     found["inject_over_prefix_hit"] = round(found["inject_ms"] / found["prefix_hit_ms"], 2)
+    found["default_over_inject"] = round(found["default_ms"] / found["inject_ms"], 2)
     return {**found, "spread": spread}
+
+
+def growth(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """How much longer the first token takes with many facts than with few; ``None`` where there are not both."""
+    some = {row["k"]: row for row in rows if row["k"]}
+    if len(some) < 2:
+        return None
+    few, many = (5, 50) if {5, 50} <= some.keys() else (min(some), max(some))
+    ratios = {name: round(some[many][f"{name}_ms"] / some[few][f"{name}_ms"], 2) for name in ("inject", "prefix_hit")}
+    return {"from": few, "to": many, **ratios}
+
+
+def _remarks(result: dict[str, Any]) -> list[str]:
+    default = f"Default setting: policy {result['policy']}, refresh {result['refresh']}."
+    grown = result["growth"]
+    if grown is None:
+        return [default]
+    times = f"inject x{grown['inject']}, prefix hit x{grown['prefix_hit']}"
+    return [f"{default} From {grown['from']} to {grown['to']} facts: {times}."]
 
 
 def _case(bench: Bench, k: int) -> Case:
     engine = bench.engine
-    messages = bench.messages(QUESTION, k)
+    messages = bench.messages(QUESTION, k, refresh=0)
     if k:
         plan = engine.plan(messages, max_tokens=1, user_id=USER)
         if plan.reason or plan.dropped or not plan.inject:
             raise EngineError(f"the prompt of {k} facts is not injected whole: {plan.reason or plan.dropped}.")
+        default = engine.plan(bench.messages(QUESTION, k), max_tokens=1, user_id=USER)
     else:
         bare = engine.prompt.assemble(messages, (), max_tokens_room=1, max_model_len=engine.max_model_len)
-        plan = Plan(token_ids=bare.token_ids)
+        plan = default = Plan(token_ids=bare.token_ids)
     injectable = plan.inject[-1].end if plan.inject else 0
     # vLLM computes at least one token, and shares whole blocks only.
     hit = (len(plan.token_ids) - 1) // engine.block_size * engine.block_size
-    return Case(k, plan, messages, injectable, hit)
+    facts = injectable - plan.inject[0].end if plan.inject else 0
+    return Case(k, plan, default, messages, injectable, hit, facts)
 
 
 def _measure(bench: Bench, cases: Sequence[Case], repeat: int) -> None:
     steps: dict[str, Callable[[Bench, Case], float]] = {
         "prefill": _prefill,
         "inject": _inject,
+        "inject_host": _inject_from_host,
+        "inject_disk": _inject_from_disk,
+        "default": _default,
         "prefix_hit": _prefix_hit,
         "query_to_first_token": _query,
     }
-    jobs = [(case, name) for case in cases for name in SERIES]
+    if not bench.engine.memory_plan.host_bytes:
+        del steps["inject_host"]
+    jobs = [(case, name) for case in cases for name in steps]
     order = random.Random(0)
     total = len(jobs) * (repeat + 1)
     with progress("measuring") as bar:
@@ -186,20 +232,48 @@ def _inject(bench: Bench, case: Case) -> float:
     return _timed(bench, case, inject=True, salt=fresh_salt(), injected=case.injectable, hit=0)
 
 
+def _inject_from_host(bench: Bench, case: Case) -> float:
+    bench.engine.drop_chunks("arena")
+    return _timed(bench, case, inject=True, salt=fresh_salt(), injected=case.injectable, hit=0, host=case.facts)
+
+
+def _inject_from_disk(bench: Bench, case: Case) -> float:
+    bench.engine.drop_chunks("memory")
+    return _timed(bench, case, inject=True, salt=fresh_salt(), injected=case.injectable, hit=0, disk=case.facts)
+
+
+def _default(bench: Bench, case: Case) -> float:
+    injectable = case.default.inject[-1].end if case.default.inject else 0
+    return _timed(bench, case, inject=True, salt=fresh_salt(), injected=injectable, hit=0, plan=case.default)
+
+
 def _prefix_hit(bench: Bench, case: Case) -> float:
     # First unmeasured, so that its plainly prefilled blocks are there whatever was evicted since the last time.
     bench.engine.generate(case.plan, inject=False, salt=case.warm_salt)
     return _timed(bench, case, inject=False, salt=case.warm_salt, injected=0, hit=case.hit)
 
 
-def _timed(bench: Bench, case: Case, *, inject: bool, salt: str, injected: int, hit: int) -> float:
+def _timed(
+    bench: Bench,
+    case: Case,
+    *,
+    inject: bool,
+    salt: str,
+    injected: int,
+    hit: int,
+    host: int = 0,
+    disk: int = 0,
+    plan: Plan | None = None,
+) -> float:
     start = time.perf_counter()
-    output = bench.engine.generate(case.plan, inject=inject, salt=salt, detokenize=False)
+    output = bench.engine.generate(plan or case.plan, inject=inject, salt=salt, detokenize=False)
     taken = time.perf_counter() - start
-    kv = bench.engine.accounting(output)
-    if (kv.injected, kv.local_hit) != (injected, hit):
-        wanted = f"{injected} injected and {hit} from the prefix cache"
-        raise EngineError(f"a prompt of {case.k} facts had {kv.as_dict()}, wanted {wanted}.")
+    kv, tiers = bench.engine.accounting(output), bench.engine.tiers(output)
+    if (kv.injected, kv.local_hit, *tiers) != (injected, hit, host, disk):
+        wanted = (
+            f"{injected} injected, {host} of them from host memory and {disk} from disk, {hit} from the prefix cache"
+        )
+        raise EngineError(f"a prompt of {case.k} facts had {kv.as_dict()} and {tiers}, wanted {wanted}.")
     return taken
 
 
@@ -213,6 +287,7 @@ def _query(bench: Bench, case: Case) -> float:
     reply = bench.engine.chat(messages, max_tokens=1, temperature=0.0, **scope)
     taken = time.perf_counter() - start
     kv = reply["kv"]
-    if kv["injected"] != case.injectable:
-        raise EngineError(f"a question with {case.k} facts had {kv}, wanted {case.injectable} tokens injected.")
+    wanted = case.default.inject[-1].end if case.default.inject else 0
+    if kv["injected"] != wanted:
+        raise EngineError(f"a question with {case.k} facts had {kv}, wanted {wanted} tokens injected.")
     return taken

@@ -93,19 +93,19 @@ class LocalEngine:
             backend.setdefault("enforce_eager", True)
         arguments = vllm_client.engine_arguments(path, backend)
         config = vllm_client.model_config(arguments)
-        memory = tiers.plan(self.settings, arena, host_cache)
+        self.memory_plan = tiers.plan(self.settings, arena, host_cache)
         self.unsupported: str | None
         if not inject:
             self.unsupported = "injection is switched off"
         elif backend.get("kv_transfer_config") is not None:
             self.unsupported = "another KV connector is configured (kv_transfer_config)"
-        elif not memory.arena_bytes:
+        elif not self.memory_plan.arena_bytes:
             self.unsupported = "the arena has 0 bytes, and a prompt's preamble lives in the workers' memory only"
         else:
             self.unsupported = refuse_config(config, backend)
         self.fingerprint = engine_fingerprint(path, config, backend, self.settings.models_folder / "digests")
         if self.unsupported is None:
-            tiers.configure(arguments, memory, self.settings.kv_folder, self.fingerprint)
+            tiers.configure(arguments, self.memory_plan, self.settings.kv_folder, self.fingerprint)
         elif inject:
             logger.warning("%s is served by plain prefill: %s.", self.model, self.unsupported)
         self._loop = LoopThread("inferscale-engine")
