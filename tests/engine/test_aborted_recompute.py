@@ -31,7 +31,7 @@ def test_blocks_of_a_failed_load_do_not_stay_in_the_native_prefix_cache(slow, op
     lost = next(fact.id for fact in memory.list(user_id=user).facts if key_of(memory, fact.id) == plan.inject[1].key)
     path = file_of(memory, lost)
     path.write_bytes(path.read_bytes()[:-1] + b"x")
-    worker.loader.arena.delete([plan.inject[1].key])
+    worker.loader.forget([plan.inject[1].key])
 
     failed = []
     take = worker.take_bad_blocks

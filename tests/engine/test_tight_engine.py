@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter
 
 import pytest
-from asking import QUESTION, ask, distance, file_of, key_of, remember, run, run_together, travels
+from asking import QUESTION, ask, distance, eventually, file_of, key_of, remember, run, run_together, travels
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 from inferscale_memory import LocalEngine
@@ -30,6 +30,7 @@ def tight(demo_model, tmp_path_factory):
         "enable_chunked_prefill": True,
         "enable_prefix_caching": False,
         "num_gpu_blocks_override": 6,
+        "host_cache": "32MiB",
     }
     with LocalEngine(demo_model, home=home, in_process=True, **options) as engine:
         assert engine.unsupported is None, engine.unsupported
@@ -173,7 +174,7 @@ def test_a_load_that_fails_is_recomputed_from_the_block_it_failed_in(tight, open
     lost = handle.facts[-1 if place == "in the first block" else 0].fact.id
     # The scheduler has just seen the file: it learns of the loss from the worker only.
     file_of(memory, lost).unlink()
-    worker.loader.arena.delete([key_of(memory, lost)])
+    worker.loader.forget([key_of(memory, lost)])
 
     output = run(tight, plan)
     accounting = tight.accounting(output)
@@ -184,6 +185,50 @@ def test_a_load_that_fails_is_recomputed_from_the_block_it_failed_in(tight, open
     if place == "in the first block":
         assert distance(output, plain) == 0.0
     assert distance(before, plain) > 0.0, "the comparison cannot fail"
+
+
+def test_facts_come_from_the_arena_or_host_memory_or_disk_and_say_the_same(tight, open_memory, user):
+    memory = open_memory(tight, policy="preamble")
+    remember(memory, travels(6), user)
+    plan = tight.plan(ask(memory.recall("Rome", 6, user_id=user)))
+    facts = plan.inject[-1].end - plan.inject[0].end
+    run(tight, plan)  # puts the preamble there
+    outputs = [run(tight, plan)]
+    for tier in ("arena", "memory"):
+        tight.drop_chunks(tier)
+        outputs.append(run(tight, plan))
+    outputs.append(run(tight, plan))
+    assert [tight.tiers(output) for output in outputs] == [(0, 0), (facts, 0), (0, facts), (0, 0)]
+    assert all(tight.accounting(output) == tight.accounting(outputs[0]) for output in outputs)
+    assert [distance(output, outputs[0]) for output in outputs] == [0.0] * 4
+
+
+def test_chunks_asked_for_ahead_are_in_the_arena_when_the_question_comes(tight, open_memory, user, worker):
+    memory = open_memory(tight, policy="preamble")
+    remember(memory, travels(6), user)
+    plan = tight.plan(ask(memory.recall("Rome", 6, user_id=user)))
+    run(tight, plan)
+    keys = [span.key for span in plan.inject[1:]]
+    tight.drop_chunks("memory")
+    assert not any(key in worker.loader.arena for key in keys)
+    tight.prefetch(keys)
+    eventually(lambda: all(key in worker.loader.arena for key in keys))
+    assert tight.tiers(run(tight, plan)) == (0, 0)
+
+
+def test_the_scheduler_asks_the_disk_once_for_each_chunk_however_often_it_is_used(
+    tight, open_memory, user, monkeypatch
+):
+    memory = open_memory(tight, policy="preamble")
+    remember(memory, travels(6), user)
+    plan = tight.plan(ask(memory.recall("Rome", 6, user_id=user)))
+    scheduler = tight.client.engine_core.engine_core.scheduler.connector._scheduler
+    asked = []
+    exists = scheduler.store.exists
+    monkeypatch.setattr(scheduler.store, "exists", lambda key, model: asked.append(key) or exists(key, model))
+    for _ in range(3):
+        run(tight, plan)
+    assert sorted(asked) == sorted(span.key for span in plan.inject[1:])
 
 
 def test_after_everything_the_books_of_the_workers_memory_are_right(tight, worker):
