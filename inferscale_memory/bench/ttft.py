@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ class Case:
     k: int
     plan: Plan
     default: Plan
+    hit_plan: Plan
     messages: list[dict[str, str]]
     injectable: int
     hit: int
@@ -80,12 +81,13 @@ def run(
 
     - ``prefill_ms``: the whole prompt is computed.
     - ``inject_ms``: the same token ids, preamble and facts injected.
-    - ``prefix_hit_ms``: the same token ids, all full blocks of the prompt in vLLM's own prefix cache. What is left of
-      the last block is computed, so the ceiling is a little low where blocks are large (128 tokens on a CPU).
+    - ``prefix_hit_ms``: the ceiling: the same question behind the nearest number of whole blocks, all of them in vLLM's
+      own prefix cache, so that as many tokens are computed as when injecting. (A hit on the very prompt would compute
+      what stands in its last block too: with blocks of 128 tokens, up to 127 more or, by luck, fewer than the question.)
     - ``inject_host_ms``, ``inject_disk_ms``: as ``inject``, but the workers' arena has none of the facts: they come
       from host memory, or from (the system's cache of) the files, which are verified as they are read.
     - ``default_ms``: as ``inject``, with as many facts refreshed as the library's settings say.
-    - ``load_ms``: ``inject_ms - prefix_hit_ms``. Below 0 where the hit had to compute more of the prompt.
+    - ``load_ms``: ``inject_ms - prefix_hit_ms``.
     - ``query_to_first_token_ms``: from the question as text: embedding, search, handle, assembly, injection.
 
     Args:
@@ -192,10 +194,11 @@ def _case(bench: Bench, k: int) -> Case:
         bare = engine.prompt.assemble(messages, (), max_tokens_room=1, max_model_len=engine.max_model_len)
         plan = default = Plan(token_ids=bare.token_ids)
     injectable = plan.inject[-1].end if plan.inject else 0
-    # vLLM computes at least one token, and shares whole blocks only.
-    hit = (len(plan.token_ids) - 1) // engine.block_size * engine.block_size
+    ids, block = plan.token_ids, engine.block_size
+    hit = round(injectable / block) * block
+    hit_plan = replace(plan, token_ids=[*(ids + ids[:block])[:hit], *ids[injectable:]])
     facts = injectable - plan.inject[0].end if plan.inject else 0
-    return Case(k, plan, default, messages, injectable, hit, facts)
+    return Case(k, plan, default, hit_plan, messages, injectable, hit, facts)
 
 
 def _measure(bench: Bench, cases: Sequence[Case], repeat: int) -> None:
@@ -249,8 +252,8 @@ def _default(bench: Bench, case: Case) -> float:
 
 def _prefix_hit(bench: Bench, case: Case) -> float:
     # First unmeasured, so that its plainly prefilled blocks are there whatever was evicted since the last time.
-    bench.engine.generate(case.plan, inject=False, salt=case.warm_salt)
-    return _timed(bench, case, inject=False, salt=case.warm_salt, injected=0, hit=case.hit)
+    bench.engine.generate(case.hit_plan, inject=False, salt=case.warm_salt)
+    return _timed(bench, case, inject=False, salt=case.warm_salt, injected=0, hit=case.hit, plan=case.hit_plan)
 
 
 def _timed(
