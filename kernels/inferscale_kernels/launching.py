@@ -151,7 +151,7 @@ def check_device(device: torch.device) -> None:
         )
 
 
-def check_indices(rows: int, device: torch.device, **indices: Tensor) -> None:
+def check_indices(rows: int, device: torch.device, /, **indices: Tensor) -> None:
     """Refuse index arrays that are not ``[rows]``, contiguous, int32 or int64, on ``device``.
 
     Raises:

@@ -39,7 +39,7 @@ class Rotation:
             ValueError: shape, dtype or device of a table, or ``rotary_dim``, does not fit.
         """
         if self.rotary_dim % 2 or not 0 < self.rotary_dim <= head_dim:
-            raise ValueError(f"rotary_dim is {self.rotary_dim}; wanted an even number in 2..{head_dim} (the head size).")
+            raise ValueError(f"rotary_dim is {self.rotary_dim}; wanted an even number in 2..{head_dim} (head size).")
         table, wanted = self.cos_sin, "[positions" if self.table_of_layer is None else "[tables, positions"
         fits = table.dim() == wanted.count(",") + 2 and table.shape[-1] == self.rotary_dim and table.stride(-1) == 1
         if not fits or table.dtype not in _FLOATS or table.device != device:

@@ -1,8 +1,8 @@
 """The kernels: gather, turn, scatter.
 
-How work is cut: a *vector* is one head of one row, ``[head_dim]``; a program takes ``TILE`` of them in one layer, counted
-over rows x heads, so that 3 or 9 KV heads leave no lanes idle. Axis 1 of the grid is the layer. Everything is read once
-and written once, nothing is shared between programs: shared memory would gain nothing.
+How work is cut: a *vector* is one head of one row, ``[head_dim]``; a program takes ``TILE`` of them in one layer,
+counted over rows x heads, so that 3 or 9 KV heads leave no lanes idle. Axis 1 of the grid is the layer. Everything is
+read once and written once, nothing is shared between programs: shared memory would gain nothing.
 
 Arithmetic is fp32 with explicit roundings; ``narrow`` is the one place where bits are lost, and launches switch
 floating-point fusion off. Offsets are int64: a layer of an arena may lie past 2^31 elements. Index arrays are slices of
@@ -235,7 +235,7 @@ def transfer(
         table = cos_sin + (places(positions, row, rows) * position_stride)[:, None]
         turned = ok[:, None]
         if table_of_layer is not None:
-            which = tl.load(table_of_layer + layer).to(tl.int64)
+            which = tl.broadcast_to(tl.load(table_of_layer + layer).to(tl.int64), (TILE,))[:, None]
             turned = turned & (which >= 0)
             table += which * table_stride
         rotate(
@@ -258,9 +258,7 @@ def transfer(
             copy(key_from, key_to, ok, key_scale, 2 * PAIRS, SIZE, LANES, DTYPE, FROM_FP8, TO_FP8, BITWISE)
 
 
-@triton.jit(
-    do_not_specialize=["rows"], do_not_specialize_on_alignment=["source_rows", "target_rows"]
-)
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["source_rows", "target_rows"])
 def store_rows(
     keys,
     values,
@@ -290,14 +288,8 @@ def store_rows(
     target = places(target_rows, row, rows)
     at, mask = features((source >= 0) & (target >= 0), 0, SIZE, LANES)
     key = keys + (source * key_row + head * key_head)[:, None] + at
-    tl.store(
-        arena_keys + (target * arena_key_row + head * arena_key_head)[:, None] + at,
-        tl.load(key, mask=mask),
-        mask=mask,
-    )
+    key_to = arena_keys + (target * arena_key_row + head * arena_key_head)[:, None] + at
+    tl.store(key_to, tl.load(key, mask=mask), mask=mask)
     value = values + (source * value_row + head * value_head)[:, None] + at
-    tl.store(
-        arena_values + (target * arena_value_row + head * arena_value_head)[:, None] + at,
-        tl.load(value, mask=mask),
-        mask=mask,
-    )
+    value_to = arena_values + (target * arena_value_row + head * arena_value_head)[:, None] + at
+    tl.store(value_to, tl.load(value, mask=mask), mask=mask)

@@ -37,18 +37,11 @@ def encode_fp8(x, FORMAT: tl.constexpr, BITWISE: tl.constexpr):
         clamped = tl.where(x == x, tl.minimum(tl.maximum(x, -57344.0), 57344.0), x)
         return clamped.to(tl.float8e5).to(tl.uint8, bitcast=True)
     # Adding a number whose last place is the subnormals' spacing leaves their count in the low bits.
-    if FORMAT == "e4m3":
-        LARGEST: tl.constexpr = 448.0
-        SMALLEST_NORMAL: tl.constexpr = 0.015625
-        COUNTER: tl.constexpr = 16384.0
-        DROPPED: tl.constexpr = 20
-        BIAS: tl.constexpr = 120
-    else:
-        LARGEST: tl.constexpr = 57344.0
-        SMALLEST_NORMAL: tl.constexpr = 0.00006103515625
-        COUNTER: tl.constexpr = 128.0
-        DROPPED: tl.constexpr = 21
-        BIAS: tl.constexpr = 112
+    LARGEST: tl.constexpr = 448.0 if FORMAT == "e4m3" else 57344.0
+    SMALLEST_NORMAL: tl.constexpr = 2.0**-6 if FORMAT == "e4m3" else 2.0**-14
+    COUNTER: tl.constexpr = 2.0**14 if FORMAT == "e4m3" else 2.0**7
+    DROPPED: tl.constexpr = 20 if FORMAT == "e4m3" else 21
+    BIAS: tl.constexpr = 120 if FORMAT == "e4m3" else 112
     sign = (x.to(tl.uint32, bitcast=True) >> 31) << 7
     size = tl.minimum(tl.abs(x), LARGEST)
     bits = size.to(tl.uint32, bitcast=True)
