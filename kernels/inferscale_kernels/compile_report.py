@@ -119,6 +119,7 @@ def covering_cases() -> list[Case]:
         Case("inject", torch.float32, 256, 256, fp8="e4m3"),
         Case("inject", torch.bfloat16, 64, 32, fp8="e5m2"),
         Case("inject", turn=None),
+        Case("capture", torch.float32, 128, neox=False, turn="undo"),
         Case("capture", torch.bfloat16, 128, 128, neox=False, turn="undo", fp8="e4m3"),
         Case("rows", torch.bfloat16, 64, turn=None),
     ]
@@ -158,7 +159,7 @@ def compile_case(case: Case, target: int) -> Compiled:
     """
     triton = importlib.import_module("triton")
     compiler = importlib.import_module("triton.backends.compiler")
-    source, options = _ahead(triton, build(case, target))
+    source, options = ahead(triton, build(case, target))
     compiled = triton.compile(source, target=compiler.GPUTarget("cuda", target, 32), options=options)
     used = _resources(triton, compiled.asm["cubin"])
     return Compiled(case.name, f"sm_{target}", used["REG"], used["STACK"] + used["LOCAL"], compiled.metadata.shared)
@@ -170,8 +171,8 @@ def report(wanted: Iterable[Case], targets: Iterable[int] = TARGETS) -> list[Com
     return [compile_case(case, target) for case in wanted for target in targets]
 
 
-def _ahead(triton: Any, launch: Launch) -> tuple[Any, dict[str, Any]]:
-    """The launch as source to compile ahead, specialised by the rules that a launch on a device goes by."""
+def ahead(triton: Any, launch: Launch) -> tuple[Any, dict[str, Any]]:
+    """The launch as (source, options) for ``triton.compile``, specialised by the rules of a launch on a device."""
     kernel = getattr(importlib.import_module("inferscale_kernels._triton"), launch.kernel)
     signature: dict[str, str] = {}
     constants: dict[str, Any] = {}
@@ -195,7 +196,7 @@ def _ahead(triton: Any, launch: Launch) -> tuple[Any, dict[str, Any]]:
         if divisible:
             hints[(parameter.num,)] = [["tt.divisibility", 16]]
     source = triton.compiler.ASTSource(kernel, signature, constants, hints)
-    return source, {"num_warps": launch.warps, "num_stages": 1, "enable_fp_fusion": False}
+    return source, launch.options
 
 
 def _resources(triton: Any, cubin: bytes) -> dict[str, int]:

@@ -14,6 +14,7 @@ from inferscale_kernels.capture import capture_cache, capture_cache_reference
 from inferscale_kernels.fp8 import Fp8, dequantize
 from inferscale_kernels.inject import inject, inject_reference
 
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _LAYERS, _ROWS, _HEADS, _SIZE, _BLOCK = 2, 24, 2, 32, 16
 
 
@@ -39,7 +40,7 @@ def check_rounding(device: torch.device) -> list[Check]:
     """
     checks = []
     formats: tuple[Fp8 | None, ...] = (None, "e4m3", "e5m2")
-    for dtype, fp8, neox in product((torch.bfloat16, torch.float16, torch.float32), formats, (True, False)):
+    for dtype, fp8, neox in product(DTYPES, formats, (True, False)):
         here, there = (_Setting(dtype, fp8, place) for place in (torch.device("cpu"), device))
         how: dict[str, Any] = {"neox": neox, "rotary_dim": _SIZE}
         label = ", ".join(filter(None, (str(dtype).removeprefix("torch."), fp8, "neox" if neox else "interleaved")))

@@ -20,6 +20,7 @@ from torch import Tensor
 # values: enough bytes in flight to hide the latency of memory (about 3 MB over a whole H100 or H200) at the occupancy
 # that some 40 registers allow, and few enough that five short facts already fill every multiprocessor.
 _KEY_BYTES = 4096
+_REGISTERS = 255
 _TWIN = "inferscale_kernels._interpreted"
 _lock = threading.Lock()
 _forced = 0
@@ -81,21 +82,28 @@ class Launch:
     constants: dict[str, Any]
     warps: int
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the compiler is told.
+
+        No fusion: a product that is rounded before it is added must stay so (fp32, and "native"). No limit of
+        registers: left to itself, ptxas spills one to stay below a step of occupancy that these kernels do not need.
+        """
+        return {"num_warps": self.warps, "num_stages": 1, "enable_fp_fusion": False, "maxnreg": _REGISTERS}
+
     def run(self, device: torch.device) -> None:
         """Run on ``device``'s current stream; does not wait for it."""
         kernel = getattr(_kernels(), self.kernel)[self.grid]
-        # No fusion: a product that is rounded before it is added must stay so (fp32, and "native").
-        options = {"num_warps": self.warps, "num_stages": 1, "enable_fp_fusion": False}
         if device.type != "cuda":
-            kernel(**self.arguments, **self.constants, **options)
+            kernel(**self.arguments, **self.constants, **self.options)
             return
         with torch.cuda.device(device):
-            kernel(**self.arguments, **self.constants, **options)
+            kernel(**self.arguments, **self.constants, **self.options)
 
 
 @contextmanager
 def interpreted() -> Iterator[None]:
-    """Run kernels by Triton's interpreter while inside, on tensors of any device: for tests, thousands of times slower.
+    """Run kernels by Triton's interpreter while inside, on CPU tensors: for tests, thousands of times slower.
 
     Applies to the whole process, may be nested. Kernels compiled before or after are not affected, and the environment
     is left as it was: engines started later inherit nothing. ``TRITON_INTERPRET=1``, set before Triton is imported,
@@ -142,8 +150,13 @@ def check_device(device: torch.device) -> None:
 
     Raises:
         ImportError: Triton is not installed.
-        ValueError: the tensors are not on a CUDA device and nothing is interpreted.
+        ValueError: the tensors are not on a CUDA device, or interpreted kernels would be given addresses of one.
     """
+    if is_interpreted() and device.type != "cpu":
+        raise ValueError(
+            f"tensors are on {device}; interpreted kernels follow the addresses of caches on the host. Use CPU "
+            "tensors, or compile: outside inferscale_kernels.interpreted() and without TRITON_INTERPRET."
+        )
     if device.type != "cuda" and not is_interpreted():
         raise ValueError(
             f"tensors are on {device}; Triton kernels run on CUDA devices. Use the torch reference of the same name "

@@ -39,12 +39,16 @@ def _hnd(blocks, size, heads, dim, dtype):
     return whole, whole[:, 0].transpose(1, 2), whole[:, 1].transpose(1, 2)
 
 
+def _mixed(blocks, size, heads, dim, dtype):
+    """Keys and values of strides of their own: keys slot by slot, values head by head."""
+    whole = torch.empty(2, blocks * size * heads * dim, dtype=dtype)
+    return whole, whole[0].view(blocks, size, heads, dim), whole[1].view(blocks, heads, size, dim).transpose(1, 2)
+
+
 def _odd(blocks, size, heads, dim, dtype):
-    """Strides that no vector load fits, keys and values of different ones."""
+    """Bases and strides that no vector load fits."""
     whole = torch.empty(blocks, size, heads, 3 * dim + 5, dtype=dtype)
-    values = torch.empty(0)
-    values = whole[..., dim + 3 : 2 * dim + 3]
-    return whole, whole[..., 1 : dim + 1], values
+    return whole, whole[..., 1 : dim + 1], whole[..., dim + 3 : 2 * dim + 3]
 
 
 LAYOUTS: dict[str, Callable[..., Any]] = {
@@ -52,6 +56,7 @@ LAYOUTS: dict[str, Callable[..., Any]] = {
     "packed NHD": _packed_nhd,
     "NHD": _nhd,
     "HND": _hnd,
+    "mixed": _mixed,
     "odd": _odd,
 }
 

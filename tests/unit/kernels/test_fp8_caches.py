@@ -62,6 +62,7 @@ def test_what_is_not_a_number_stays_so(fp8):
     assert torch.equal(read.isnan(), values.isnan())
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @pytest.mark.parametrize("fp8", FORMATS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_every_code_is_read_as_pytorch_reads_it(fp8, dtype):

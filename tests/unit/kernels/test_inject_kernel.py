@@ -67,7 +67,7 @@ def test_slots_that_no_row_names_keep_what_they_held(case):
 
 
 def test_keys_are_rotated_and_values_are_copied():
-    whole, caches = PLAIN.caches()
+    _, caches = PLAIN.caches()
     keys, values = PLAIN.states()
     with interpreted():
         inject(keys, values, PLAIN.source, PLAIN.positions, PLAIN.slots, caches, PLAIN.table, **PLAIN.how)
@@ -130,6 +130,7 @@ def test_positions_up_to_131072_rotate_by_their_own_row_of_the_table(neox, round
     assert same_bits(got, wanted)
 
 
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
 def test_zeros_infinities_and_subnormals_come_out_as_in_the_reference():
     info = torch.finfo(torch.bfloat16)
     special = [0.0, -0.0, info.smallest_normal / 4, -info.smallest_normal / 2, info.max, -info.max, torch.inf, 1e-20]
@@ -198,7 +199,10 @@ INDEX = torch.zeros(4, dtype=torch.int64)
         ({"positions": INDEX.float()}, r"positions is torch.float32 \(4,\)"),
         ({"slots": torch.zeros(8, dtype=torch.int64)[::2]}, r"slots is torch.int64 \(4,\) on cpu, strides \(2,\)"),
         ({"arena_keys": torch.zeros(3, 9, 2, 64)}, r"arena_keys are \(3, 9, 2, 64\).*wanted \[2, slots, 2, 64\]"),
-        ({"arena_values": torch.zeros(2, 9, 2, 64)}, r"arena_values are torch.float32 on cpu; wanted the model's dtype"),
+        (
+            {"arena_values": torch.zeros(2, 9, 2, 64)},
+            r"arena_values are torch.float32 on cpu; wanted the model's dtype",
+        ),
         ({"arena_keys": torch.zeros(2, 9, 2, 64).int()}, "arena_keys are torch.int32"),
         ({"arena_keys": torch.zeros(2, 9, 64, 2).bfloat16().mT}, "last axis contiguous"),
         ({"cos_sin": torch.zeros(9, 32)}, r"cos_sin is torch.float32 \(9, 32\).*wanted \[positions, rotary_dim = 64\]"),

@@ -55,12 +55,12 @@ BYTES = caches(dtype=torch.uint8)
     [
         ([], [], {}, "got 0 key and 0 value caches"),
         (caches(2), caches(1), {}, "got 2 key and 1 value caches; wanted one of each per layer"),
-        (caches(1) + [torch.zeros(5, 16, 192)], caches(2), {}, r"keys of layer 1 are \(5, 16, 192\)"),
+        ([*caches(1), torch.zeros(5, 16, 192)], caches(2), {}, r"keys of layer 1 are \(5, 16, 192\)"),
         ([c.mT for c in caches()], caches(), {}, r"keys of layer 0 .* whose last axis is contiguous"),
         (caches(), caches(1) + caches(1, torch.float16), {}, "values of layer 1 are torch.float16"),
         (
             caches(),
-            caches(1) + [torch.zeros(5, 3, 16, 64, dtype=torch.bfloat16).transpose(1, 2)],
+            [*caches(1), torch.zeros(5, 3, 16, 64, dtype=torch.bfloat16).transpose(1, 2)],
             {},
             r"values of layer 1 have strides .* Make one PagedCaches for each group",
         ),
