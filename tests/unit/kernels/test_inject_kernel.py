@@ -244,23 +244,22 @@ def test_offsets_past_two_to_the_31_elements_reach_their_slot(tmp_path):
         (tmp_path / name).touch()
         return numpy.memmap(tmp_path / name, dtype=numpy.uint8, mode="r+", shape=shape)
 
-    # Blocks and arena layers of 2^30 elements and more: the last begins past 2^31.
-    blocks, slots = (1 << 30) // (16 * 32), (1 << 30) // 32 + 1
-    paged = torch.from_numpy(sparse("paged", (2 * blocks + 3, 16, 1, 32)))
-    stored = sparse("arena", (3 * slots * 32 * 4,)).view(numpy.float32)
-    whole = torch.from_numpy(stored).view(3, slots, 1, 32)
-    whole[2, 5] = torch.arange(32) - 9.0
-    caches = PagedCaches.of([paged] * 3, [paged] * 3, fp8="e4m3")
+    # The last block begins past 2^31 elements, and so does the last slot of an arena's layer, hence its second layer.
+    block, last = (1 << 31) // (16 * 32), (1 << 31) // 32
+    paged = torch.from_numpy(sparse("paged", (block + 1, 16, 1, 32)))
+    stored = sparse("arena", (2 * (last + 1) * 32 * 2,)).view(numpy.float16)
+    whole = torch.from_numpy(stored).view(2, last + 1, 1, 32)
+    whole[1, last] = torch.arange(32) - 9.0
+    caches = PagedCaches.of([paged] * 2, [paged] * 2, fp8="e4m3")
     small = torch.zeros(1, dtype=torch.int64)
-    slot = torch.tensor([(2 * blocks + 2) * 16 + 3])
     table = torch.cat((torch.ones(1, 16), torch.zeros(1, 16)), -1)
     with interpreted():
         launch = transfer_launch(
             whole,
             whole,
-            small + 5,
+            small + last,
             small,
-            slot,
+            small + block * 16 + 3,
             caches,
             Rotation(table, None, True, 32),
             into_cache=True,
@@ -272,5 +271,5 @@ def test_offsets_past_two_to_the_31_elements_reach_their_slot(tmp_path):
         first = torch.from_numpy(stored[:32])
         arguments = {**launch.arguments, "arena_keys": first, "arena_values": first}
         launching.Launch(launch.kernel, launch.grid, arguments, launch.constants, 1).run(whole.device)
-    codes = paged[2 * blocks + 2, 3, 0].view(torch.float8_e4m3fn).float()
+    codes = paged[block, 3, 0].view(torch.float8_e4m3fn).float()
     assert torch.equal(codes, (torch.arange(32) - 9.0).to(torch.float8_e4m3fn).float())
