@@ -1,4 +1,4 @@
-"""The reference against the arithmetic it stands for: vLLM's own CPU operator and its own rotary modules."""
+"""Reference and kernel against the arithmetic they stand for: vLLM's own CPU operator and its own rotary modules."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm", reason="compares with vLLM's rotary embedding")
 
-from inferscale_kernels import rotate  # noqa: E402 (needs torch)
+from inferscale_kernels import PagedCaches, inject, interpreted, rotate  # noqa: E402 (needs torch)
 
 HALF = (torch.bfloat16, torch.float16)
 LENGTH = 4096
@@ -57,6 +57,19 @@ def ours(module, keys, positions, rounding):
     return rotate(keys, positions, module.cos_sin_cache, rounding=rounding, **how)
 
 
+def through_the_kernel(module, keys, positions, rounding):
+    """Keys as an interpreted launch leaves them in a cache packed as FlashAttention's, each in the slot of its row."""
+    pytest.importorskip("triton", reason="interprets Triton kernels")
+    heads, size = keys.shape[1:]
+    rows = torch.arange(len(keys))
+    cells = torch.zeros(-(-len(keys) // 16), heads, 16, 2 * size, dtype=keys.dtype).transpose(1, 2)
+    caches = PagedCaches.of([cells[..., :size]], [cells[..., size:]])
+    how = {"neox": module.is_neox_style, "rotary_dim": module.rotary_dim, "rounding": rounding}
+    with interpreted():
+        inject(keys[None], keys[None], rows, positions, rows, caches, module.cos_sin_cache, **how)
+    return cells[..., :size].flatten(0, 1)[: len(keys)]
+
+
 def theirs(forward, keys, positions):
     flat = keys.flatten(1).clone()
     return forward(positions, torch.zeros_like(flat), flat)[1].view_as(keys)
@@ -95,6 +108,26 @@ def test_partial_rotary_and_both_pair_layouts_are_the_same_bits(head_dim, rotary
     keys, positions = keys_and_positions(torch.bfloat16, head_dim)
     for rounding, forward in (("op", cpu_operator(module)), ("native", module.forward_native)):
         assert torch.equal(ours(module, keys, positions, rounding), theirs(forward, keys, positions)), rounding
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("rope", ROPES)
+def test_the_kernel_writes_the_bits_of_the_compiled_operator_and_of_the_torch_path(dtype, rope):
+    module = build(dtype, rope=rope)
+    keys, positions = keys_and_positions(dtype, tokens=60)
+    for rounding, forward in (("op", cpu_operator(module)), ("native", module.forward_native)):
+        got = through_the_kernel(module, keys, positions, rounding)
+        assert torch.equal(got, theirs(forward, keys, positions)), rounding
+
+
+@pytest.mark.parametrize("neox", [True, False])
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(80, 16), (128, 64)])
+def test_the_kernel_writes_the_same_bits_for_partial_rotary_and_both_pair_layouts(head_dim, rotary_dim, neox):
+    module = build(torch.bfloat16, head_dim=head_dim, rotary_dim=rotary_dim, neox=neox)
+    keys, positions = keys_and_positions(torch.bfloat16, head_dim, tokens=60)
+    for rounding, forward in (("op", cpu_operator(module)), ("native", module.forward_native)):
+        got = through_the_kernel(module, keys, positions, rounding)
+        assert torch.equal(got, theirs(forward, keys, positions)), rounding
 
 
 def test_fp32_keys_are_within_one_rounding_of_the_compiled_operator():
