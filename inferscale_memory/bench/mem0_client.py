@@ -47,8 +47,8 @@ def mem0_python(home: Path | None, given: Path | None) -> Path:
     return python
 
 
-def set_up(home: Path | None) -> str:
-    """Make Mem0's virtual environment, or bring it up to date; returns a line with the versions in it.
+def set_up(home: Path | None) -> dict[str, str]:
+    """Make Mem0's virtual environment, or bring it up to date; returns its ``python`` and versions by package.
 
     Mem0's own packages go into it. What it shares with this environment (torch, sentence-transformers and all that is
     new enough) is used from here: pip would bring another torch of several GB, and the embedders would not be the same.
@@ -66,7 +66,7 @@ def set_up(home: Path | None) -> str:
     install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", REQUIREMENT]
     _call(install, f"pip cannot install {REQUIREMENT}")
     mem0, torch = _call([str(python), "-c", _CHECK], "Mem0 cannot be imported beside this torch").split()[-2:]
-    return f"mem0ai {mem0} in {folder}, with the torch {torch} of this environment"
+    return {"python": str(python), "mem0ai": mem0, "torch": torch}
 
 
 def _call(command: Sequence[str], failure: str) -> str:

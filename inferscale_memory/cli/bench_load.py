@@ -18,8 +18,8 @@ from inferscale_memory.cli.bench_options import (
     numbers,
     prepare,
 )
-from inferscale_memory.cli.options import Home, Model
-from inferscale_memory.cli.output import status
+from inferscale_memory.cli.options import Home, Json, Model
+from inferscale_memory.cli.output import emit, status
 
 
 def register(app: typer.Typer) -> None:
@@ -91,7 +91,7 @@ def throughput(
     )  # fmt: skip
 
 
-def mem0_setup(home: Home = None) -> None:
+def mem0_setup(home: Home = None, json: Json = False) -> None:
     """Install Mem0 into a virtual environment of its own, for throughput --mem0.
 
     With the pip and the index that are configured here. It shares this environment's torch and sentence-transformers,
@@ -100,8 +100,11 @@ def mem0_setup(home: Home = None) -> None:
     from inferscale_memory.bench import mem0_client
 
     with status("installing Mem0"):
-        line = mem0_client.set_up(home)
-    typer.echo(line)
+        made = mem0_client.set_up(home)
+    if json:
+        emit(made)
+    else:
+        typer.echo(f"mem0ai {made['mem0ai']} for {made['python']}, with the torch {made['torch']} of this environment")
 
 
 def scale(
