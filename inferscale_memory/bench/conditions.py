@@ -157,7 +157,8 @@ class Asker:
     def as_text(self, question: str, texts: Sequence[str]) -> list[dict[str, str]]:
         """The messages of a question with facts as text, in the place, order (best last) and form that ours have."""
         lines = "".join(f"- {text}\n" for text in reversed(texts))
-        return conversation(question, self.bench.engine.prompt.header + lines)
+        # Behind a blank line, as the prompt builder puts them: the same facts give the same tokens.
+        return conversation(question, f"\n{self.bench.engine.prompt.header}{lines}")
 
     def _answer(
         self,

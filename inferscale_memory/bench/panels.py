@@ -60,9 +60,18 @@ def _fill(axes: Any, panel: Panel) -> None:
     if panel.bars:
         axes.bar(list(panel.bars), list(panel.bars.values()), color=COLOURS[0])
         axes.tick_params(axis="x", labelrotation=20)
-    axes.set_xscale("log" if "x" in panel.log else "linear") if not panel.bars else None
-    axes.set_yscale("log" if "y" in panel.log else "linear")
-    if "y" not in panel.log:
+    if "x" in panel.log:
+        points = sorted({x for line in panel.lines.values() for x in line.x})
+        axes.set_xscale("log")
+        axes.set_xticks(points, [f"{point:g}" for point in points])
+        axes.set_xticks([], minor=True)
+    if "y" in panel.log:
+        ticker = require("matplotlib.ticker", "bench", "the plot")
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(ticker.NullFormatter())
+    else:
         axes.set_ylim(bottom=0)
     dress(axes, panel.title, panel.xlabel, panel.ylabel)
     if panel.lines:

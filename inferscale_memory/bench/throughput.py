@@ -18,7 +18,7 @@ from inferscale_memory.bench.load import Pass, closed_loop, open_loop, overlap, 
 from inferscale_memory.bench.mem0_client import Mem0Client, mem0_python, open_mem0
 from inferscale_memory.bench.plots import check_plot
 from inferscale_memory.bench.shapes import shape_of_model
-from inferscale_memory.bench.throughput_report import COLUMNS, NOTES, flat, plot_throughput, with_ratios
+from inferscale_memory.bench.throughput_report import COLUMNS, NOTES, SOURCES, flat, plot_throughput, with_ratios
 from inferscale_memory.config import load_settings
 from inferscale_memory.errors import EngineError, InvalidInputError
 from inferscale_memory.models import resolve_model
@@ -124,6 +124,7 @@ def run(
     title = f"{load.questions} questions per user, {load.k} facts of {load.fact_tokens} tokens, answers of "
     title += f"{load.output_tokens} tokens, {result['loop']}:"
     show(title, table(COLUMNS, [flat(row) for row in result["rows"]]))
+    show("Where the prompt tokens came from:", table(SOURCES, result["rows"]))
     write_json(json, result)
     if plot is not None:
         plot_throughput(result, plot)

@@ -19,16 +19,25 @@ COLUMNS = {
     "pass": "pass",
     "condition": "condition",
     "qps": "QPS",
-    "qps_over_prompt": "/ prompt",
+    "qps_over_prompt": "QPS/prompt",
     "goodput_qps": "goodput",
     "ttft": "TTFT ms",
     "ttft_p99": "p99",
-    "retrieval": "retrieval",
-    "tpot": "TPOT",
-    "e2el": "E2EL",
-    "completed": "done",
+    "prompt_ttft_over_this": "prompt/TTFT",
+    "retrieval": "retrieval ms",
+    "tpot": "TPOT ms",
+    "e2el": "E2EL ms",
+}
+SOURCES = {
+    "users": "users",
+    "pass": "pass",
+    "condition": "condition",
+    "completed": "answered",
     "failed": "failed",
-    "overlap": "overlap",
+    "injected": "injected tokens",
+    "local_hit": "hit in prefix cache",
+    "prefilled": "prefilled",
+    "overlap": "overlap with our facts",
 }
 LABELS = {INJECT: "KV injection", PROMPT: "prompt injection", MEM0: "Mem0, prompt injection"}
 

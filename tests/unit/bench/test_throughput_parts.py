@@ -117,7 +117,7 @@ def test_rows_are_sorted_and_carry_their_ratio_to_prompt_injection() -> None:
 
 def test_no_cell_of_the_throughput_table_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [throughput_report.flat(row(100, "engine", "inject", 123.4567, overlap=0.975, qps_over_prompt=10.25))]
-    common.show(common.table(throughput_report.COLUMNS, rows))
+    common.show(*(common.table(columns, rows) for columns in (throughput_report.COLUMNS, throughput_report.SOURCES)))
     printed = capsys.readouterr().out
     assert "…" not in printed
     assert "prompt" in printed
