@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -162,3 +166,26 @@ def test_scale_draws_its_three_tables_and_says_what_stands_in(tmp_path: Path) ->
 def test_a_panel_of_bars_keeps_their_names(tmp_path: Path) -> None:
     panel = panels.Panel("t", "x", "y", bars={"one": 1.0, "two": 2.0})
     assert "two" in drawn({}, lambda _, file: panels.draw([panel], "note", file), tmp_path / "b.svg")
+
+
+def test_scale_prints_three_tables_and_writes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @contextmanager
+    def opened(*_: Any, **options: Any) -> Iterator[Any]:
+        assert options["pool_bytes"] > 12 * 20 * 23_040
+        yield SimpleNamespace(engine=None)
+
+    prompt = {"k": 12, "prompt_tokens": 300, "plan_bytes": 900, **scale.medians({"inject_ms": [0.1]})}
+    monkeypatch.setattr(scale, "open_bench", opened)
+    monkeypatch.setattr(scale, "describe", lambda engine: "vLLM x")
+    monkeypatch.setattr(scale, "measure", lambda *_: [prompt])
+    monkeypatch.setattr(scale, "resolve_model", lambda model, home: model)
+    monkeypatch.setattr(scale, "shape_of_model", lambda model: shapes.KVShape(30, 3, 64, "bfloat16"))
+    result = scale.run(k=(12,), facts=(1, 3), users=(2,), repeat=1, json=tmp_path / "s.json")
+    assert json.loads((tmp_path / "s.json").read_text()) == result
+    assert [row["facts"] for row in result["facts"]] == [1, 3]
+    assert (result["users"][0]["users"], result["engine"]) == (2, "vLLM x")
+    printed = capsys.readouterr().out
+    assert printed.count("|--") >= 3
+    assert "embedded by a stand-in" in printed
