@@ -1,1 +1,1 @@
-"""Measurements of this machine, behind ``inferscale bench``: speed (``ttft``) and exactness (``exactness``)."""
+"""Measurements of this machine, behind ``inferscale bench``: speed, size and exactness, a module for each command."""

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 USER = "bench"
 SYSTEM = "You are a helpful assistant."
 TABLE_WIDTH = 120
+MAX_WIDTH = 1_000
+_CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"
 
 
 @dataclass(frozen=True)
@@ -77,15 +79,24 @@ def conversation(question: str, handle: str = "") -> list[dict[str, str]]:
 
 
 @contextmanager
-def open_bench(model: str, home: Path | None, *, policy: str, max_model_len: int, **options: Any) -> Iterator[Bench]:
+def open_bench(
+    model: str,
+    home: Path | None,
+    *,
+    policy: str | None,
+    max_model_len: int,
+    keep: Path | None = None,
+    **options: Any,
+) -> Iterator[Bench]:
     """Start the engine in its own processes, as users run it, over a memory that is deleted at the end.
 
     Args:
         model: a demo model, a folder or a hub id.
         home: whose fetched models to use; nothing else of it is touched.
-        policy: encoding policy of the memory.
+        policy: encoding policy of the memory; None takes the library's default.
         max_model_len: longest prompt; prompts are prefilled in one step.
-        options: more of ``LocalEngine``, such as ``arena``.
+        keep: folder of a memory that stays, so that the next run finds what is encoded; None is a throw-away one.
+        options: more options of the engine, such as ``arena`` and ``max_num_seqs``.
 
     Raises:
         UnsupportedModelError: the model cannot be injected, so there is nothing to measure.
@@ -93,8 +104,10 @@ def open_bench(model: str, home: Path | None, *, policy: str, max_model_len: int
     from inferscale_memory.memory import Memory
 
     with (
-        throwaway_home(home, label="bench") as folder,
-        open_engine(model, folder, max_model_len, "be measured, it is not injected", **options) as engine,
+        throwaway_home(home, label="bench") as temporary,
+        open_engine(
+            model, folder := keep or temporary, max_model_len, "be measured, it is not injected", **options
+        ) as engine,
         Memory(engine, home=folder, policy=policy) as memory,
     ):
         yield Bench(engine, memory)
@@ -109,7 +122,7 @@ def open_engine(model: str, folder: Path, max_model_len: int, purpose: str, **op
         folder: its home.
         max_model_len: longest prompt and answer, in tokens.
         purpose: what a model that is not injected cannot do, for the error.
-        options: more of ``LocalEngine``.
+        options: more options of the engine.
 
     Raises:
         UnsupportedModelError: the model cannot be injected.
@@ -160,6 +173,22 @@ def fresh_salt() -> str:
     return secrets.token_hex(32)
 
 
+@contextmanager
+def cpu_cache(wanted_bytes: int) -> Iterator[None]:
+    """Have vLLM's cache on a CPU hold ``wanted_bytes``, at least 4 GiB, unless ``VLLM_CPU_KVCACHE_SPACE`` is set.
+
+    Where the cache is too small, users push each other's blocks out and every condition is measured at its worst.
+    """
+    if _CPU_CACHE in os.environ:
+        yield
+        return
+    os.environ[_CPU_CACHE] = str(max(4, -(-wanted_bytes // (1 << 30))))
+    try:
+        yield
+    finally:
+        del os.environ[_CPU_CACHE]
+
+
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     """25th, 50th and 75th percentile."""
     low, middle, high = np.percentile(np.asarray(values, dtype=np.float64), (25, 50, 75))
@@ -193,9 +222,14 @@ def shown(value: Any) -> str:
 def show(*parts: Any) -> None:
     """Print titles and tables on stdout, never narrower than a table is: cut cells are no numbers."""
     console = Console(highlight=False)
-    console.width = max(console.width, TABLE_WIDTH)
+    console.width = max(console.width, TABLE_WIDTH, *(_width(part) for part in parts if isinstance(part, Table)))
     for part in parts:
         console.print(part)
+
+
+def _width(drawn: Table) -> int:
+    """Characters that a table takes when nothing cuts it."""
+    return Console(width=MAX_WIDTH).measure(drawn).maximum
 
 
 def status(text: str) -> Any:

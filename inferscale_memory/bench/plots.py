@@ -47,13 +47,18 @@ def plot_ttft(result: Mapping[str, Any], file: Path) -> None:
         axes.plot(facts, [row[key] for row in rows], label=label, color=colour, marker=marker, linewidth=1.8)
         low, high = zip(*(row["spread"][key] for row in rows), strict=True)
         axes.fill_between(facts, low, high, color=colour, alpha=0.15, linewidth=0)
-    axes.set_xlabel("remembered facts in the prompt")
-    axes.set_ylabel("time to first token, ms")
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(f"Time to first token, {result['model']}", loc="left")
+    dress(axes, f"Time to first token, {result['model']}", "remembered facts in the prompt", "time to first token, ms")
     figure.text(0.005, -0.03, result["engine"], fontsize=7, color="#555555")
     axes.legend(frameon=False)
     figure.savefig(file, dpi=150, bbox_inches="tight")
+
+
+def dress(axes: Any, title: str, xlabel: str, ylabel: str) -> None:
+    """What all plots have in common."""
+    axes.set_title(title, loc="left")
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)

@@ -83,7 +83,7 @@ def run(
     - ``inject_ms``: the same token ids, preamble and facts injected.
     - ``prefix_hit_ms``: the ceiling: the same question behind the nearest number of whole blocks, all of them in vLLM's
       own prefix cache, so that as many tokens are computed as when injecting. (A hit on the very prompt would compute
-      what stands in its last block too: with blocks of 128 tokens, up to 127 more or, by luck, fewer than the question.)
+      what stands in its last block instead: with blocks of 128 tokens up to 128 or, by luck, fewer than the question.)
     - ``inject_host_ms``, ``inject_disk_ms``: as ``inject``, but the workers' arena has none of the facts: they come
       from host memory, or from (the system's cache of) the files, which are verified as they are read.
     - ``default_ms``: as ``inject``, with as many facts refreshed as the library's settings say.

@@ -1,31 +1,22 @@
-"""``inferscale bench``: ttft, exactness."""
+"""``inferscale bench``: ttft, exactness; the other measurements are in ``bench_load`` and ``bench_storage``."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from inferscale_memory.cli import bench_load, bench_storage
+from inferscale_memory.cli.bench_options import FactTokens, JsonFile, PlotFile, call, check_writable, numbers, prepare
 from inferscale_memory.cli.options import Home, Model
-from inferscale_memory.cli.output import emit, stdout_reserved
-from inferscale_memory.cli.session import stay_offline
-from inferscale_memory.config import load_settings
-from inferscale_memory.errors import InvalidInputError
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure this machine: speed and exactness.")
-
-STDOUT = Path("-")
-JsonFile = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help="Write the rows as JSON; - is stdout, and nothing else.")
-]
-PlotFile = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw the rows: .png, .svg or .pdf.")]
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure this machine: speed, size and exactness.")
 
 
 @app.command("ttft", epilog="Example: inferscale bench ttft --k 0,10,50 --repeat 5 --json ttft.json --plot ttft.png")
 def ttft(
     k: Annotated[str, typer.Option("--k", metavar="LIST", help="Numbers of facts, with commas.")] = "0,5,10,25,50,100",
-    fact_tokens: Annotated[int, typer.Option("--fact-tokens", min=1, help="Length of a fact in tokens.")] = 25,
+    fact_tokens: FactTokens = 25,
     repeat: Annotated[int, typer.Option("--repeat", min=1, help="Runs of each; medians are reported.")] = 9,
     model: Model = None,
     json: JsonFile = None,
@@ -33,53 +24,23 @@ def ttft(
     home: Home = None,
 ) -> None:
     """Time to the first token: injected, prefilled, and as a perfect prefix-cache hit, in one run."""
-    ks = _numbers(k)
-    name = _prepare(model, home)
-    for file in (json, plot):
-        _check_writable(file)
+    ks = numbers(k)
+    name = prepare(model, home)
+    check_writable(json, plot)
     from inferscale_memory.bench import ttft as script
 
-    _run(script.run, json, k=ks, fact_tokens=fact_tokens, repeat=repeat, model=name, plot=plot, home=home)
+    call(script.run, json, k=ks, fact_tokens=fact_tokens, repeat=repeat, model=name, plot=plot, home=home)
 
 
 @app.command("exactness", epilog="Example: inferscale bench exactness --json exactness.json")
 def exactness(model: Model = None, json: JsonFile = None, home: Home = None) -> None:
     """How far injecting moves the logprobs from a full prefill, over the whole vocabulary."""
-    name = _prepare(model, home)
-    _check_writable(json)
+    name = prepare(model, home)
+    check_writable(json)
     from inferscale_memory.bench import exactness as script
 
-    _run(script.run, json, model=name, home=home)
+    call(script.run, json, model=name, home=home)
 
 
-def _run(run: Any, json: Path | None, **options: Any) -> None:
-    """Call a benchmark, which writes its files itself; only ``-`` is printed here."""
-    if json != STDOUT:
-        run(json=json, **options)
-        return
-    with stdout_reserved():
-        result = run(json=None, **options)
-    emit(result)
-
-
-def _prepare(model: str | None, home: Path | None) -> str:
-    settings = load_settings(home)
-    name = model or settings.model
-    stay_offline(name, settings.embedder)
-    return name
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        numbers = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        numbers = ()
-    if not numbers or min(numbers) < 0:
-        raise InvalidInputError(f"--k {text!r} is no list of numbers of facts; give one such as 0,10,50.")
-    return numbers
-
-
-def _check_writable(file: Path | None) -> None:
-    """Refuse a target before minutes of measuring are spent on it."""
-    if file is not None and file != STDOUT and (file.is_dir() or not file.absolute().parent.is_dir()):
-        raise InvalidInputError(f"{file} cannot be written: its folder does not exist, or it is a folder.")
+bench_load.register(app)
+bench_storage.register(app)

@@ -140,11 +140,33 @@ async def run_request(
 ) -> Any:
     """Run one request outside the OpenAI surface, greedily, and return vLLM's final ``RequestOutput``.
 
+    Arguments and errors are those of :func:`stream_request`.
+    """
+    final = None
+    async for output in stream_request(client, token_ids, params, salt=salt, whole=True, **sampling):
+        final = output
+    if final is None or not final.finished:
+        raise EncodingError("the request ended without an output.")
+    return final
+
+
+async def stream_request(
+    client: Any,
+    token_ids: Sequence[int],
+    params: Mapping[str, Any],
+    *,
+    salt: str | None,
+    whole: bool = False,
+    **sampling: Any,
+) -> AsyncGenerator[Any, None]:
+    """Run one request outside the OpenAI surface, greedily, and yield vLLM's ``RequestOutput`` as they come.
+
     Args:
         client: from :func:`start_client`.
         token_ids: the prompt.
         params: its ``kv_transfer_params``.
         salt: its cache salt, ``None`` for a request that holds nobody's facts.
+        whole: yield the final output only, which holds all tokens; else each holds those that are new.
         sampling: fields of vLLM's ``SamplingParams``; one output token by default.
 
     Raises:
@@ -157,20 +179,20 @@ async def run_request(
 
     options = SamplingParams(
         **{"temperature": 0.0, "max_tokens": 1, **sampling},
-        output_kind=RequestOutputKind.FINAL_ONLY,
+        output_kind=RequestOutputKind.FINAL_ONLY if whole else RequestOutputKind.DELTA,
         extra_args={"kv_transfer_params": dict(params)},
     )
     prompt: dict[str, Any] = {"prompt_token_ids": list(token_ids)}
     if salt is not None:
         prompt["cache_salt"] = salt
-    final = None
+    outputs = client.generate(prompt, options, secrets.token_hex(16))
     try:
-        async for output in client.generate(prompt, options, secrets.token_hex(16)):
-            final = output
+        async for output in outputs:
+            yield output
     except EngineDeadError as error:
         raise EngineError("the engine has died; start a new one.") from error
     except Exception as error:
         raise EncodingError(f"the request failed: {type(error).__name__}: {error}") from error
-    if final is None or not final.finished:
-        raise EncodingError("the request ended without an output.")
-    return final
+    finally:
+        # A reader that leaves early must not leave the request running.
+        await outputs.aclose()

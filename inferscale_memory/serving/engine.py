@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -269,6 +269,12 @@ class LocalEngine:
         """Async twin of :meth:`generate`."""
         return await self._loop.arun(self._generate(plan, inject=inject, salt=salt, sampling=sampling))
 
+    def astream_generate(
+        self, plan: Plan, *, inject: bool = True, salt: str | None = None, **sampling: Any
+    ) -> AsyncIterator[Any]:
+        """As :meth:`agenerate`, but each ``RequestOutput`` as it comes, with the tokens that are new in it."""
+        return self._loop.astream(self._outputs(plan, inject=inject, salt=salt, sampling=sampling))
+
     def accounting(self, output: Any) -> Accounting:
         """Where the prompt tokens of a ``RequestOutput`` came from."""
         return accounting_of(output.kv_transfer_params, output.num_cached_tokens or 0, len(output.prompt_token_ids))
@@ -280,15 +286,26 @@ class LocalEngine:
     # -- work on the engine's loop -------------------------------------------------------------------------------------
 
     async def _generate(self, plan: Plan, *, inject: bool, salt: str | None, sampling: dict[str, Any]) -> Any:
+        outputs = self._outputs(plan, inject=inject, salt=salt, sampling={**sampling, "whole": True})
+        finished = [output async for output in outputs]
+        if not finished:
+            raise EncodingError("the request ended without an output.")
+        return finished[-1]
+
+    async def _outputs(
+        self, plan: Plan, *, inject: bool, salt: str | None, sampling: dict[str, Any]
+    ) -> AsyncGenerator[Any, None]:
         client = self._open.client
         inject = inject and bool(plan.inject)
         if inject:
             await self.capturer.ensure(plan)
         params = inject_params(plan.inject if inject else [])
-        output = await vllm_client.run_request(client, plan.token_ids, params, salt=salt or plan.salt, **sampling)
-        if inject:
-            self.settle(plan, self.accounting(output))
-        return output
+        async for output in vllm_client.stream_request(
+            client, plan.token_ids, params, salt=salt or plan.salt, **sampling
+        ):
+            if output.finished and inject:
+                self.settle(plan, self.accounting(output))
+            yield output
 
     def settle(self, plan: Plan, accounting: Accounting) -> None:
         """Learn from what became of a plan: which chunks the workers turned out not to have."""

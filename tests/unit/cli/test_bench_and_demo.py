@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from inferscale_memory.cli import bench as bench_module
+from inferscale_memory.bench.throughput import Workload
+from inferscale_memory.cli.bench_options import numbers
 
 Run = Callable[..., Any]
 JsonOf = Callable[..., dict[str, Any]]
@@ -30,9 +31,10 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     import inferscale_memory
 
     package = ModuleType("inferscale_memory.bench")
-    for name in ("ttft", "exactness"):
+    for name in ("ttft", "exactness", "throughput", "encode", "footprint", "scale"):
         module = ModuleType(f"inferscale_memory.bench.{name}")
         module.run = script  # type: ignore[attr-defined]
+        module.Workload = Workload  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, module.__name__, module)
         setattr(package, name, module)
     demo = ModuleType("inferscale_memory.demo")
@@ -82,4 +84,62 @@ def test_demo_prints_json_alone(json_of: JsonOf, scripts: list[dict[str, Any]]) 
 
 
 def test_the_default_list_of_bench_is_the_documented_one() -> None:
-    assert bench_module._numbers("0,5,10,25,50,100") == (0, 5, 10, 25, 50, 100)
+    assert numbers("0,5,10,25,50,100") == (0, 5, 10, 25, 50, 100)
+
+
+def test_bench_throughput_passes_its_workload(run: Run, scripts: list[dict[str, Any]], tmp_path: Path) -> None:
+    workload = ("--users", "1,4", "--k", "5", "--questions", "3", "--output-tokens", "8", "--rate", "2.5")
+    more = ("--ttft-limit", "250", "--passes", "cold, engine", "--repeat", "2", "--mem0", "--policy", "preamble")
+    assert run("bench", "throughput", *workload, *more, "--keep", str(tmp_path)).exit_code == 0
+    assert scripts == [
+        {
+            "workload": Workload((1, 4), 5, 3, 8, 25, 2.5, 250.0, ("cold", "engine"), 2),
+            "mem0": True,
+            "mem0_interpreter": None,
+            "policy": "preamble",
+            "keep": tmp_path,
+            "model": "demo",
+            "json": None,
+            "plot": None,
+            "home": None,
+        }
+    ]
+
+
+def test_the_defaults_of_bench_throughput_are_those_of_a_workload(run: Run, scripts: list[dict[str, Any]]) -> None:
+    assert run("bench", "throughput").exit_code == 0
+    assert scripts[0]["workload"] == Workload()
+
+
+def test_bench_throughput_refuses_what_is_no_list_of_users(run: Run, scripts: list[dict[str, Any]]) -> None:
+    result = run("bench", "throughput", "--users", "many")
+    assert result.exit_code == 2
+    assert "--users 'many' is no list of numbers of users" in result.stderr
+    assert scripts == []
+
+
+def test_bench_encode_passes_its_policies(run: Run, scripts: list[dict[str, Any]]) -> None:
+    assert run("bench", "encode", "--policies", "none, preamble", "--facts", "9", "--repeat", "1").exit_code == 0
+    given = {name: scripts[0][name] for name in ("policies", "facts", "fact_tokens", "repeat")}
+    assert given == {"policies": ["none", "preamble"], "facts": 9, "fact_tokens": 25, "repeat": 1}
+
+
+def test_bench_memory_can_do_without_an_engine(run: Run, scripts: list[dict[str, Any]]) -> None:
+    assert run("bench", "memory", "--computed-only").exit_code == 0
+    assert scripts[0]["measured"] is False
+
+
+def test_bench_scale_passes_its_lists(run: Run, scripts: list[dict[str, Any]]) -> None:
+    assert run("bench", "scale", "--k", "5,20", "--facts", "1,100", "--users", "1,3").exit_code == 0
+    assert (scripts[0]["k"], scripts[0]["facts"], scripts[0]["users"]) == ((5, 20), (1, 100), (1, 3))
+
+
+def test_bench_mem0_setup_tells_what_it_installed(run: Run, json_of: JsonOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    from inferscale_memory.bench import mem0_client
+
+    made = {"python": "/there/bin/python", "mem0ai": "9.9", "torch": "2.13"}
+    monkeypatch.setattr(mem0_client, "set_up", lambda home: made)
+    assert "mem0ai 9.9 for /there/bin/python, with the torch 2.13" in " ".join(
+        run("bench", "mem0-setup").stdout.split()
+    )
+    assert json_of("bench", "mem0-setup") == made

@@ -28,6 +28,11 @@ COMMANDS = [
     ["models", "path"],
     ["bench", "ttft"],
     ["bench", "exactness"],
+    ["bench", "throughput"],
+    ["bench", "mem0-setup"],
+    ["bench", "encode"],
+    ["bench", "memory"],
+    ["bench", "scale"],
 ]
 
 
