@@ -115,6 +115,7 @@ class SyncMemory(MemoryEncoding):
 
         Each step is done even if one before it failed; what failed is noted in the database and done later.
         """
+        self.store.forget_read(fact_ids)
         if self._retriever is not None:
             self._retriever.forget(fact_ids)
         if self._resolver is not None:

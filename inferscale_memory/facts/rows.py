@@ -126,26 +126,34 @@ def find(session: Session, fact_id: str, scope: Scope) -> FactRow:
 
 def to_facts(session: Session, rows: Sequence[FactRow]) -> list[Fact]:
     """The rows as values, in their order, with their sources."""
+    sources = sources_of(session, [row.id for row in rows])
+    return [to_fact(row, sources.get(row.id, ())) for row in rows]
+
+
+def to_fact(row: FactRow, turn_ids: Sequence[str]) -> Fact:
+    """The row as a value; ``turn_ids`` are its sources, oldest first."""
+    return Fact(
+        id=row.id,
+        text=row.text,
+        scope=row.scope,
+        revision=row.revision,
+        speaker=row.speaker,
+        turn_ids=tuple(turn_ids),
+        metadata=dict(row.meta),
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+        seq=row.seq,
+    )
+
+
+def sources_of(session: Session, fact_ids: Sequence[str]) -> dict[str, list[str]]:
+    """``Turn.id`` of the sources of each fact, oldest first; facts without any are left out."""
     sources: dict[str, list[str]] = {}
-    for ids in batches(row.id for row in rows):
+    for ids in batches(fact_ids):
         query = select(SourceRow.fact_id, SourceRow.turn_id).where(SourceRow.fact_id.in_(ids)).order_by(SourceRow.seq)
         for fact_id, turn_id in session.execute(query):
             sources.setdefault(fact_id, []).append(turn_id)
-    return [
-        Fact(
-            id=row.id,
-            text=row.text,
-            scope=row.scope,
-            revision=row.revision,
-            speaker=row.speaker,
-            turn_ids=tuple(sources.get(row.id, ())),
-            metadata=dict(row.meta),
-            created_at=row.created_at,
-            updated_at=row.updated_at,
-            seq=row.seq,
-        )
-        for row in rows
-    ]
+    return sources
 
 
 def to_turn(row: TurnRow) -> Turn:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 import hmac
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
-from sqlalchemy import JSON, CursorResult, Engine, Integer, String, delete, select, update
+from sqlalchemy import JSON, Connection, CursorResult, Engine, Integer, String, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from inferscale_memory.db import Base, UtcDateTime
+from inferscale_memory.db import Base, UtcDateTime, relaxed
 from inferscale_memory.errors import HandleError, InvalidInputError, StoreError
 from inferscale_memory.handles.ring import SecretRing
 from inferscale_memory.handles.text import CLOSING, HANDLE, OPENING, decode_letters, encode_letters
@@ -124,20 +125,20 @@ class HandleBook:
         # Living to the end of the *next* bucket, a handle minted in the last second of this one still lives for ttl.
         expiry = (int(now.timestamp()) // self._bucket + 2) * self._bucket
         listed = digest("facts", *(part for fact_id, revision in facts for part in (fact_id, str(revision))))
-        row = HandleRow(
-            digest=_record_digest(scope, listed, refresh),
-            principal=scope.principal,
-            tenant=scope.tenant,
-            user_id=scope.user,
-            agent_id=scope.agent,
-            session_id=scope.session,
-            list_digest=listed,
-            facts=[[fact_id, revision] for fact_id, revision in facts],
-            refresh=refresh,
-            created_at=now,
-            expires_at=datetime.fromtimestamp(expiry, UTC),
-        )
-        body = bytes([_VERSION]) + expiry.to_bytes(_EXPIRY_BYTES, "big") + bytes.fromhex(row.digest)
+        row = {
+            "digest": _record_digest(scope, listed, refresh),
+            "principal": scope.principal,
+            "tenant": scope.tenant,
+            "user_id": scope.user,
+            "agent_id": scope.agent,
+            "session_id": scope.session,
+            "list_digest": listed,
+            "facts": [[fact_id, revision] for fact_id, revision in facts],
+            "refresh": refresh,
+            "created_at": now,
+            "expires_at": datetime.fromtimestamp(expiry, UTC),
+        }
+        body = bytes([_VERSION]) + expiry.to_bytes(_EXPIRY_BYTES, "big") + bytes.fromhex(row["digest"])
         self._save(row)
         if time.monotonic() >= self._next_purge:
             self._next_purge = time.monotonic() + PURGE_SECONDS
@@ -164,8 +165,9 @@ class HandleBook:
         expires_at = datetime.fromtimestamp(int.from_bytes(body[1 : 1 + _EXPIRY_BYTES], "big"), UTC)
         if now >= expires_at:
             raise HandleError(_REFUSED, "expired")
-        with _store("read"), Session(self._engine) as session:
-            row = session.get(HandleRow, body[1 + _EXPIRY_BYTES :].hex())
+        key = body[1 + _EXPIRY_BYTES :].hex()
+        with _store("read"), self._engine.connect() as connection:
+            row = connection.execute(select(*HandleRow.__table__.columns).where(HandleRow.digest == key)).one_or_none()
         if row is None:
             raise HandleError(_REFUSED, "unknown")
         owner = Scope(tenant=row.tenant, user=row.user_id, agent=row.agent_id, session=row.session_id)
@@ -224,31 +226,35 @@ class HandleBook:
             raise HandleError(_REFUSED, "forged")
         return body
 
-    def _save(self, row: HandleRow) -> None:
-        """Insert the record, or lengthen the life of the one that is there; asking again writes nothing."""
-        wanted, key = row.expires_at, row.digest
-        with _store("written"), Session(self._engine) as session:
-            if self._lives_until(session, key, wanted):
+    def _save(self, row: Mapping[str, Any]) -> None:
+        """Insert the record, or lengthen the life of the one that is there; asking again writes nothing.
+
+        The commit does not wait for the disk, which a question would have to wait for: a handle that a power cut
+        takes is asked for again.
+        """
+        wanted, key = row["expires_at"], row["digest"]
+        with _store("written"), relaxed(self._engine) as connection:
+            if self._lives_until(connection, key, wanted):
                 return
-            session.add(row)
             try:
-                session.commit()
+                connection.execute(insert(HandleRow), row)
+                connection.commit()
             except IntegrityError:  # another process was first
-                session.rollback()
-                if not self._lives_until(session, key, wanted):
+                connection.rollback()
+                if not self._lives_until(connection, key, wanted):
                     raise
 
     @staticmethod
-    def _lives_until(session: Session, key: str, wanted: datetime) -> bool:
-        found = session.scalar(select(HandleRow.expires_at).where(HandleRow.digest == key))
-        session.commit()  # SQLite cannot turn an old read transaction into a write
+    def _lives_until(connection: Connection, key: str, wanted: datetime) -> bool:
+        found = connection.scalar(select(HandleRow.expires_at).where(HandleRow.digest == key))
+        connection.commit()  # SQLite cannot turn an old read transaction into a write
         if found is None:
             return False
         if found < wanted:
             # Only ever later, so that processes with different clocks or ttl do not shorten each other's handles.
             later = (HandleRow.digest == key, HandleRow.expires_at < wanted)
-            session.execute(update(HandleRow).where(*later).values(expires_at=wanted))
-            session.commit()
+            connection.execute(update(HandleRow).where(*later).values(expires_at=wanted))
+            connection.commit()
         return True
 
 
