@@ -203,6 +203,8 @@ class MemoryParts:
             self._closed = True
         if self.encoder is not None:
             self.encoder.stop()
+        if self._retriever is not None:
+            self._retriever.close()
         if self.engine is not None and self._resolver is not None and self.engine.resolver is self._resolver:
             self.engine.bind(None)
         self._database.dispose()

@@ -126,7 +126,7 @@ def test_an_index_is_made_by_name(monkeypatch):
     for package, kind, type_ in (("torch", "torch", TorchIndex), ("faiss", "faiss", FaissIndex)):
         pytest.importorskip(package)
         assert isinstance(open_index(kind, device="cpu"), type_)
-    assert isinstance(open_index("auto", device="cpu"), TorchIndex)
+    assert isinstance(open_index("auto", device="cpu"), NumpyIndex)
     monkeypatch.setattr(factory, "find_spec", lambda name: None)
     assert isinstance(open_index("auto"), NumpyIndex)
 
