@@ -5,17 +5,25 @@ from __future__ import annotations
 import copy
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from inferscale_memory.facts.models import Fact
-from inferscale_memory.facts.rows import batches, sources_of, to_fact
-from inferscale_memory.facts.tables import FactRow
+from inferscale_memory.facts.rows import batches, to_fact
+from inferscale_memory.facts.tables import FactRow, SourceRow
 
 CAPACITY = 20_000
+
+_FACTS, _SOURCES = FactRow.__table__.c, SourceRow.__table__.c
+_CURRENT = (
+    select(_FACTS.id, _FACTS.revision, _SOURCES.turn_id)
+    .join_from(FactRow.__table__, SourceRow.__table__, _SOURCES.fact_id == _FACTS.id, isouter=True)
+    .where(_FACTS.id.in_(bindparam("ids", expanding=True)))
+    .order_by(_SOURCES.seq)
+)
 
 
 class KnownFacts:
@@ -39,25 +47,26 @@ class KnownFacts:
 
     def read(self, session: Session, ids: Iterable[str]) -> dict[str, Fact]:
         """The facts with these ids as the database has them now; missing ones are left out."""
-        found: dict[str, Fact] = {}
-        stale: list[str] = []
+        current: dict[str, int] = {}
+        sources: dict[str, list[str]] = {}
+        # Below the ORM: it would take most of the time of this, which stands in the way of every question.
+        connection = session.connection()
         for some in batches(ids):
-            rows = session.execute(select(FactRow.id, FactRow.revision).where(FactRow.id.in_(some)))
-            current = {row.id: row.revision for row in rows}
-            for fact_id in some:
-                fact = self._kept(fact_id, current.get(fact_id))
-                if fact is not None:
-                    found[fact_id] = fact
-                elif fact_id in current:
-                    stale.append(fact_id)
-        fresh: list[Fact] = []
-        for some in batches(stale):
-            fresh += [to_fact(row, ()) for row in session.scalars(select(FactRow).where(FactRow.id.in_(some)))]
-        self._keep(fresh)
-        found.update((fact.id, fact) for fact in fresh)
-        for fact_id, turn_ids in sources_of(session, list(found)).items():
-            found[fact_id] = replace(found[fact_id], turn_ids=tuple(turn_ids))
-        return found
+            for fact_id, revision, turn_id in connection.execute(_CURRENT, {"ids": some}):
+                current[fact_id] = revision
+                if turn_id is not None:
+                    sources.setdefault(fact_id, []).append(turn_id)
+            self.forget(fact_id for fact_id in some if fact_id not in current)
+        kept = self._kept(current)
+        for some in batches(fact_id for fact_id in current if fact_id not in kept):
+            fresh = [to_fact(row, ()) for row in session.scalars(select(FactRow).where(FactRow.id.in_(some)))]
+            self._keep(fresh)
+            kept.update((fact.id, fact) for fact in fresh)
+        # Metadata is plain data, which the one who is given it may change.
+        return {
+            fact_id: replace(fact, turn_ids=tuple(sources.get(fact_id, ())), metadata=copy.deepcopy(fact.metadata))
+            for fact_id, fact in kept.items()
+        }
 
     def forget(self, ids: Iterable[str]) -> None:
         """Drop what is kept of deleted facts."""
@@ -65,23 +74,21 @@ class KnownFacts:
             for fact_id in ids:
                 self._facts.pop(fact_id, None)
 
-    def _kept(self, fact_id: str, revision: int | None) -> Fact | None:
-        """What is kept of this revision; what is kept of another, or of a missing fact (``None``), is dropped."""
+    def _kept(self, current: Mapping[str, int]) -> dict[str, Fact]:
+        """What is kept of these revisions; what is kept of other ones is dropped."""
+        found: dict[str, Fact] = {}
         with self._lock:
-            fact = self._facts.get(fact_id)
-            if fact is None:
-                return None
-            if fact.revision != revision:
-                del self._facts[fact_id]
-                return None
-            self._facts.move_to_end(fact_id)
-            # Metadata is plain data, which the one who is given it may change.
-            return replace(fact, metadata=copy.deepcopy(fact.metadata))
+            for fact_id, revision in current.items():
+                fact = self._facts.get(fact_id)
+                if fact is not None and fact.revision == revision:
+                    self._facts.move_to_end(fact_id)
+                    found[fact_id] = fact
+                elif fact is not None:
+                    del self._facts[fact_id]
+        return found
 
     def _keep(self, facts: Iterable[Fact]) -> None:
         with self._lock:
-            for fact in facts:
-                if self._capacity:
-                    self._facts[fact.id] = replace(fact, metadata=copy.deepcopy(fact.metadata))
+            self._facts.update((fact.id, fact) for fact in facts)
             while len(self._facts) > self._capacity:
                 self._facts.popitem(last=False)

@@ -126,7 +126,11 @@ def find(session: Session, fact_id: str, scope: Scope) -> FactRow:
 
 def to_facts(session: Session, rows: Sequence[FactRow]) -> list[Fact]:
     """The rows as values, in their order, with their sources."""
-    sources = sources_of(session, [row.id for row in rows])
+    sources: dict[str, list[str]] = {}
+    for ids in batches(row.id for row in rows):
+        query = select(SourceRow.fact_id, SourceRow.turn_id).where(SourceRow.fact_id.in_(ids)).order_by(SourceRow.seq)
+        for fact_id, turn_id in session.execute(query):
+            sources.setdefault(fact_id, []).append(turn_id)
     return [to_fact(row, sources.get(row.id, ())) for row in rows]
 
 
@@ -144,16 +148,6 @@ def to_fact(row: FactRow, turn_ids: Sequence[str]) -> Fact:
         updated_at=row.updated_at,
         seq=row.seq,
     )
-
-
-def sources_of(session: Session, fact_ids: Sequence[str]) -> dict[str, list[str]]:
-    """``Turn.id`` of the sources of each fact, oldest first; facts without any are left out."""
-    sources: dict[str, list[str]] = {}
-    for ids in batches(fact_ids):
-        query = select(SourceRow.fact_id, SourceRow.turn_id).where(SourceRow.fact_id.in_(ids)).order_by(SourceRow.seq)
-        for fact_id, turn_id in session.execute(query):
-            sources.setdefault(fact_id, []).append(turn_id)
-    return sources
 
 
 def to_turn(row: TurnRow) -> Turn:

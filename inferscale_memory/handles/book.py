@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import JSON, Connection, CursorResult, Engine, Integer, String, delete, insert, select, update
+from sqlalchemy import JSON, Connection, CursorResult, Engine, Integer, String, bindparam, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
@@ -24,7 +24,7 @@ from inferscale_memory.scope import Scope, digest, length_prefixed
 DEFAULT_TTL = timedelta(days=1)
 PURGE_SECONDS = 3600.0
 
-_FORGOTTEN: list[str | int] = ["", 0]
+_FORGOTTEN: list[str | int] = ["", 0, 0]
 """Stands in a record where a deleted fact stood, so that a handle can say how many it has lost, not which."""
 
 _VERSION = 1
@@ -55,18 +55,24 @@ class HandleRow(Base):
     expires_at: Mapped[datetime] = mapped_column(UtcDateTime, index=True)
 
 
+_RECORD = select(HandleRow.__table__).where(HandleRow.__table__.c.digest == bindparam("key"))
+_EXPIRY = select(HandleRow.__table__.c.expires_at).where(HandleRow.__table__.c.digest == bindparam("key"))
+
+
 @dataclass(frozen=True)
 class HandleRecord:
     """What a handle stands for.
 
     ``facts`` are (fact id, revision) in prompt order, without the ``forgotten`` ones deleted since; the revision is the
-    one at minting, and a caller resolves an updated fact to its newest. ``refresh`` is how many of the last ``facts``
-    are prefilled as text, never more than there are. ``expires_at`` is the end of the opened handle.
+    one at minting, and a caller resolves an updated fact to its newest. ``ranks`` are theirs, the least for the most
+    relevant. ``refresh`` is how many of the last ``facts`` are prefilled as text, never more than there are.
+    ``expires_at`` is the end of the opened handle.
     """
 
     digest: str
     scope: Scope
     facts: tuple[tuple[str, int], ...]
+    ranks: tuple[int, ...]
     refresh: int
     created_at: datetime
     expires_at: datetime
@@ -100,31 +106,43 @@ class HandleBook:
         self._next_purge = time.monotonic() + PURGE_SECONDS
 
     def mint(
-        self, scope: Scope, facts: Sequence[tuple[str, int]], refresh: int = 0, *, now: datetime | None = None
+        self,
+        scope: Scope,
+        facts: Sequence[tuple[str, int]],
+        refresh: int = 0,
+        *,
+        ranks: Sequence[int] | None = None,
+        now: datetime | None = None,
     ) -> str:
         """Make the handle of an ordered fact list.
 
         Args:
             scope: the scope it is bound to.
             facts: (fact id, revision) in prompt order; may be empty.
-            refresh: how many best-ranked facts are prefilled as text.
+            refresh: how many of the last facts are prefilled as text.
+            ranks: of each fact, 0 for the most relevant; None: the last one is.
             now: the time of minting, for tests.
 
         Returns:
-            ``⟦kv:LETTERS⟧``. It changes when an id, a revision, the order, the scope or ``refresh`` changes.
+            ``⟦kv:LETTERS⟧``. It changes when an id, a revision, the order, a rank, the scope or ``refresh`` changes.
 
         Raises:
-            InvalidInputError: ``refresh`` is negative, or a fact is listed twice.
+            InvalidInputError: ``refresh`` is negative, a fact is listed twice, or there is not one rank for each.
             StoreError: the record cannot be written.
         """
         if refresh < 0:
             raise InvalidInputError(f"refresh is {refresh}; give the number of facts to prefill as text, 0 or more.")
         if len({fact_id for fact_id, _ in facts}) != len(facts):
             raise InvalidInputError(f"a handle's {len(facts)} facts name one fact twice; give each fact once.")
+        by_place = list(reversed(range(len(facts))))
+        order = by_place if ranks is None else list(ranks)
+        if sorted(order) != sorted(by_place):
+            raise InvalidInputError(f"the ranks of {len(facts)} facts are {order}; give each of 0 to n - 1 once.")
         now = now or datetime.now(UTC)
         # Living to the end of the *next* bucket, a handle minted in the last second of this one still lives for ttl.
         expiry = (int(now.timestamp()) // self._bucket + 2) * self._bucket
-        listed = digest("facts", *(part for fact_id, revision in facts for part in (fact_id, str(revision))))
+        entries = [[fact_id, revision, rank] for (fact_id, revision), rank in zip(facts, order, strict=True)]
+        listed = digest("ranked facts", *(str(part) for entry in entries for part in entry))
         row = {
             "digest": _record_digest(scope, listed, refresh),
             "principal": scope.principal,
@@ -133,7 +151,7 @@ class HandleBook:
             "agent_id": scope.agent,
             "session_id": scope.session,
             "list_digest": listed,
-            "facts": [[fact_id, revision] for fact_id, revision in facts],
+            "facts": entries,
             "refresh": refresh,
             "created_at": now,
             "expires_at": datetime.fromtimestamp(expiry, UTC),
@@ -167,7 +185,7 @@ class HandleBook:
             raise HandleError(_REFUSED, "expired")
         key = body[1 + _EXPIRY_BYTES :].hex()
         with _store("read"), self._engine.connect() as connection:
-            row = connection.execute(select(*HandleRow.__table__.columns).where(HandleRow.digest == key)).one_or_none()
+            row = connection.execute(_RECORD, {"key": key}).one_or_none()
         if row is None:
             raise HandleError(_REFUSED, "unknown")
         owner = Scope(tenant=row.tenant, user=row.user_id, agent=row.agent_id, session=row.session_id)
@@ -175,9 +193,12 @@ class HandleBook:
             raise HandleError(_REFUSED, "forged")  # the row was changed to another scope
         if scope is not None and not scope.covers(owner):
             raise HandleError(_REFUSED, "foreign")
-        facts = tuple((str(fact_id), int(revision)) for fact_id, revision in row.facts if fact_id)
+        left = [entry for entry in row.facts if entry[0]]
+        facts = tuple((str(entry[0]), int(entry[1])) for entry in left)
+        # Records of earlier versions hold no ranks: the last fact is the best.
+        ranks = tuple(int(entry[2]) if len(entry) > 2 else len(left) - 1 - at for at, entry in enumerate(left))
         refresh, forgotten = min(row.refresh, len(facts)), len(row.facts) - len(facts)
-        return HandleRecord(row.digest, owner, facts, refresh, row.created_at, expires_at, forgotten)
+        return HandleRecord(row.digest, owner, facts, ranks, refresh, row.created_at, expires_at, forgotten)
 
     def purge_expired(self, now: datetime | None = None) -> int:
         """Remove the records that no living handle names; returns how many."""
@@ -210,7 +231,7 @@ class HandleBook:
         query = select(HandleRow) if scope is None else select(HandleRow).where(HandleRow.principal == scope.principal)
         changed = 0
         for row in tx.scalars(query.execution_options(yield_per=500)):
-            if any(fact_id in wanted for fact_id, _ in row.facts):
+            if any(fact[0] in wanted for fact in row.facts):
                 row.facts = [_FORGOTTEN if fact[0] in wanted else fact for fact in row.facts]
                 changed += 1
         return changed
@@ -237,7 +258,7 @@ class HandleBook:
             if self._lives_until(connection, key, wanted):
                 return
             try:
-                connection.execute(insert(HandleRow), row)
+                connection.execute(insert(HandleRow.__table__), row)
                 connection.commit()
             except IntegrityError:  # another process was first
                 connection.rollback()
@@ -246,7 +267,7 @@ class HandleBook:
 
     @staticmethod
     def _lives_until(connection: Connection, key: str, wanted: datetime) -> bool:
-        found = connection.scalar(select(HandleRow.expires_at).where(HandleRow.digest == key))
+        found = connection.scalar(_EXPIRY, {"key": key})
         connection.commit()  # SQLite cannot turn an old read transaction into a write
         if found is None:
             return False

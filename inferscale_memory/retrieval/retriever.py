@@ -131,10 +131,7 @@ class Retriever:
             EmbeddingError: the embedder failed on the query; nothing was searched.
         """
         wanted = _Wanted.of(k, threshold, exclude)
-        question = self.ask(query) if isinstance(query, str) else query
-        if not isinstance(question, Question):
-            check_question(question)
-        vector = question.vector()
+        vector = (query if isinstance(query, Question) else self.ask(query)).vector()
         if fresh:
             self.sync()
         return self._fill(vector, scope, wanted, self._keeper.search(vector, wanted.fetch, scope), may_resync=fresh)
