@@ -114,14 +114,15 @@ class Memory(SyncMemory):
         order: Order | None = None,
     ) -> Handles:
         """Async twin of ``recall_many``."""
-        options = {"threshold": threshold, "exclude": exclude, "order": order}
-        return await asyncio.to_thread(self.recall_many, queries, scopes, k, refresh, **options)
+        return await asyncio.to_thread(
+            self.recall_many, queries, scopes, k, refresh, threshold=threshold, exclude=exclude, order=order
+        )
 
     async def _asked(self, query: str) -> Question:
         """The question once it is embedded: the loop waits for that, no thread."""
-        # Opening the retriever loads the embedding model, which takes seconds.
-        retriever = self._retriever or await asyncio.to_thread(lambda: self.retriever)
-        question = retriever.ask(query)
+        if self._retriever is None:
+            await asyncio.to_thread(getattr, self, "retriever")  # opening it loads the embedding model
+        question = self.retriever.ask(query)
         await asyncio.wrap_future(question.future)
         return question
 

@@ -1,4 +1,4 @@
-"""``inferscale bench``: ttft, exactness."""
+"""``inferscale bench``: ttft, exactness, session."""
 
 from __future__ import annotations
 
@@ -83,3 +83,22 @@ def _check_writable(file: Path | None) -> None:
     """Refuse a target before minutes of measuring are spent on it."""
     if file is not None and file != STDOUT and (file.is_dir() or not file.absolute().parent.is_dir()):
         raise InvalidInputError(f"{file} cannot be written: its folder does not exist, or it is a folder.")
+
+
+@app.command("session", epilog="Example: inferscale bench session --k 10,50 --repeat 3 --json session.json")
+def session(
+    k: Annotated[str, typer.Option("--k", metavar="LIST", help="Numbers of facts, with commas.")] = "10,50",
+    facts: Annotated[int, typer.Option("--facts", min=1, help="Facts remembered.")] = 200,
+    fact_tokens: Annotated[int, typer.Option("--fact-tokens", min=1, help="Length of a fact in tokens.")] = 25,
+    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Conversations of each kind.")] = 3,
+    model: Model = None,
+    json: JsonFile = None,
+    home: Home = None,
+) -> None:
+    """Tokens and time per question of a conversation, facts in sticky and in ranked order."""
+    ks = _numbers(k)
+    name = _prepare(model, home)
+    _check_writable(json)
+    from inferscale_memory.bench import session as script
+
+    _run(script.run, json, k=ks, facts=facts, fact_tokens=fact_tokens, repeat=repeat, model=name, home=home)

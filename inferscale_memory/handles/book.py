@@ -11,7 +11,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import JSON, Connection, CursorResult, Engine, Integer, String, bindparam, delete, insert, select, update
+from sqlalchemy import (
+    JSON,
+    Connection,
+    CursorResult,
+    Engine,
+    Integer,
+    String,
+    bindparam,
+    delete,
+    insert,
+    select,
+    update,
+)
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
@@ -143,8 +155,9 @@ class HandleBook:
         expiry = (int(now.timestamp()) // self._bucket + 2) * self._bucket
         entries = [[fact_id, revision, rank] for (fact_id, revision), rank in zip(facts, order, strict=True)]
         listed = digest("ranked facts", *(str(part) for entry in entries for part in entry))
+        key = _record_digest(scope, listed, refresh)
         row = {
-            "digest": _record_digest(scope, listed, refresh),
+            "digest": key,
             "principal": scope.principal,
             "tenant": scope.tenant,
             "user_id": scope.user,
@@ -156,7 +169,7 @@ class HandleBook:
             "created_at": now,
             "expires_at": datetime.fromtimestamp(expiry, UTC),
         }
-        body = bytes([_VERSION]) + expiry.to_bytes(_EXPIRY_BYTES, "big") + bytes.fromhex(row["digest"])
+        body = bytes([_VERSION]) + expiry.to_bytes(_EXPIRY_BYTES, "big") + bytes.fromhex(key)
         self._save(row)
         if time.monotonic() >= self._next_purge:
             self._next_purge = time.monotonic() + PURGE_SECONDS
@@ -258,7 +271,7 @@ class HandleBook:
             if self._lives_until(connection, key, wanted):
                 return
             try:
-                connection.execute(insert(HandleRow.__table__), row)
+                connection.execute(insert(HandleRow), row)
                 connection.commit()
             except IntegrityError:  # another process was first
                 connection.rollback()

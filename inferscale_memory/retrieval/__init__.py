@@ -8,7 +8,8 @@ CUDA context and the activations, or keep them on the CPU (``device="cpu"``), wh
 are searched in about a millisecond.
 
 Indexes: ``TorchIndex`` (CPU or CUDA), ``FaissIndex`` (CPU, or GPU by the ``cuda`` extra) and ``NumpyIndex`` (no extra)
-are all exact and rank alike. On a GPU ``TorchIndex`` searches many scopes by the same few operations as one. The approximate GPU index of the InferScale paper, Jasper, is not yet adapted.
+are all exact and rank alike. On a GPU ``TorchIndex`` searches many scopes by the same few operations as a few. The
+approximate GPU index of the InferScale paper, Jasper, is not yet adapted.
 """
 
 from inferscale_memory.retrieval.base import Embedder, EmbeddingError, Hit, VectorIndex

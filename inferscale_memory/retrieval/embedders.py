@@ -206,7 +206,6 @@ class SentenceTransformerEmbedder:
         except Exception as error:  # whatever it is, the caller wants one type and the cause
             raise EmbeddingError(f"{self._name!r} cannot embed {len(texts)} text(s): {error}") from error
 
-
     def _encode(self, texts: Sequence[str]) -> np.ndarray:
         with self._encode_lock:  # fast tokenizers refuse to be borrowed twice
             vectors: np.ndarray = self._model.encode(
