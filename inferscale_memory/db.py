@@ -108,7 +108,7 @@ def relaxed(engine: Engine) -> Iterator[Connection]:
             yield connection
         finally:
             try:
-                connection.rollback()  # SQLite ignores the pragma inside a transaction
+                connection.rollback()  # SQLite refuses the pragma inside a transaction
                 connection.exec_driver_sql(f"PRAGMA synchronous={_DURABLE}")
             except BaseException:
                 connection.invalidate()  # it must not go back to the pool: facts are saved by its commits

@@ -21,6 +21,7 @@ _LAST_CHANGE = select(func.max(ChangeRow.__table__.c.seq))
 
 def epoch(session: Session, scope: Scope) -> int:
     """The KV epoch of the scope's principal, from 0."""
+    session.flush()
     return session.connection().scalar(_EPOCH, {"principal": scope.principal}) or 0
 
 
@@ -46,6 +47,7 @@ def changes_since(session: Session, seq: int, limit: int) -> list[Change]:
 
 def last_change(session: Session) -> int:
     """Sequence number of the newest change, 0 where there is none."""
+    session.flush()
     return session.connection().scalar(_LAST_CHANGE) or 0
 
 

@@ -50,6 +50,7 @@ class KnownFacts:
         current: dict[str, int] = {}
         sources: dict[str, list[str]] = {}
         # Below the ORM: it would take most of the time of this, which stands in the way of every question.
+        session.flush()
         connection = session.connection()
         for some in batches(ids):
             for fact_id, revision, turn_id in connection.execute(_CURRENT, {"ids": some}):

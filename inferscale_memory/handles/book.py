@@ -7,37 +7,22 @@ import hmac
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import (
-    JSON,
-    Connection,
-    CursorResult,
-    Engine,
-    Integer,
-    String,
-    bindparam,
-    delete,
-    insert,
-    select,
-    update,
-)
+from sqlalchemy import Connection, CursorResult, Engine, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
-from sqlalchemy.orm import Mapped, Session, mapped_column
+from sqlalchemy.orm import Session
 
-from inferscale_memory.db import Base, UtcDateTime, relaxed
+from inferscale_memory.db import relaxed
 from inferscale_memory.errors import HandleError, InvalidInputError, StoreError
+from inferscale_memory.handles.records import EXPIRY, FORGOTTEN, RECORD, HandleRecord, HandleRow
 from inferscale_memory.handles.ring import SecretRing
 from inferscale_memory.handles.text import CLOSING, HANDLE, OPENING, decode_letters, encode_letters
 from inferscale_memory.scope import Scope, digest, length_prefixed
 
 DEFAULT_TTL = timedelta(days=1)
 PURGE_SECONDS = 3600.0
-
-_FORGOTTEN: list[str | int] = ["", 0, 0]
-"""Stands in a record where a deleted fact stood, so that a handle can say how many it has lost, not which."""
 
 _VERSION = 1
 _LABEL = "inferscale handle v1"
@@ -47,48 +32,6 @@ _REFUSED = (
     "this KV handle resolves to nothing here: it is damaged, expired, unknown, or of another scope. "
     "Ask for a new one with Memory.recall()."
 )
-
-
-class HandleRow(Base):
-    """The fact list behind a handle. Holds ids only, never text."""
-
-    __tablename__ = "handles"
-
-    digest: Mapped[str] = mapped_column(String(64), primary_key=True)
-    principal: Mapped[str] = mapped_column(String(64), index=True)
-    tenant: Mapped[str] = mapped_column(String(256))
-    user_id: Mapped[str | None] = mapped_column(String(256))
-    agent_id: Mapped[str | None] = mapped_column(String(256))
-    session_id: Mapped[str | None] = mapped_column(String(256))
-    list_digest: Mapped[str] = mapped_column(String(64))
-    facts: Mapped[list[list[str | int]]] = mapped_column(JSON)
-    refresh: Mapped[int] = mapped_column(Integer)
-    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
-    expires_at: Mapped[datetime] = mapped_column(UtcDateTime, index=True)
-
-
-_RECORD = select(HandleRow.__table__).where(HandleRow.__table__.c.digest == bindparam("key"))
-_EXPIRY = select(HandleRow.__table__.c.expires_at).where(HandleRow.__table__.c.digest == bindparam("key"))
-
-
-@dataclass(frozen=True)
-class HandleRecord:
-    """What a handle stands for.
-
-    ``facts`` are (fact id, revision) in prompt order, without the ``forgotten`` ones deleted since; the revision is the
-    one at minting, and a caller resolves an updated fact to its newest. ``ranks`` are theirs, the least for the most
-    relevant. ``refresh`` is how many of the last ``facts`` are prefilled as text, never more than there are.
-    ``expires_at`` is the end of the opened handle.
-    """
-
-    digest: str
-    scope: Scope
-    facts: tuple[tuple[str, int], ...]
-    ranks: tuple[int, ...]
-    refresh: int
-    created_at: datetime
-    expires_at: datetime
-    forgotten: int = 0
 
 
 class HandleBook:
@@ -198,7 +141,7 @@ class HandleBook:
             raise HandleError(_REFUSED, "expired")
         key = body[1 + _EXPIRY_BYTES :].hex()
         with _store("read"), self._engine.connect() as connection:
-            row = connection.execute(_RECORD, {"key": key}).one_or_none()
+            row = connection.execute(RECORD, {"key": key}).one_or_none()
         if row is None:
             raise HandleError(_REFUSED, "unknown")
         owner = Scope(tenant=row.tenant, user=row.user_id, agent=row.agent_id, session=row.session_id)
@@ -245,7 +188,7 @@ class HandleBook:
         changed = 0
         for row in tx.scalars(query.execution_options(yield_per=500)):
             if any(fact[0] in wanted for fact in row.facts):
-                row.facts = [_FORGOTTEN if fact[0] in wanted else fact for fact in row.facts]
+                row.facts = [FORGOTTEN if fact[0] in wanted else fact for fact in row.facts]
                 changed += 1
         return changed
 
@@ -280,7 +223,7 @@ class HandleBook:
 
     @staticmethod
     def _lives_until(connection: Connection, key: str, wanted: datetime) -> bool:
-        found = connection.scalar(_EXPIRY, {"key": key})
+        found = connection.scalar(EXPIRY, {"key": key})
         connection.commit()  # SQLite cannot turn an old read transaction into a write
         if found is None:
             return False

@@ -28,6 +28,7 @@ COMMANDS = [
     ["models", "path"],
     ["bench", "ttft"],
     ["bench", "exactness"],
+    ["bench", "session"],
 ]
 
 
