@@ -52,13 +52,13 @@ def test_ttft_takes_no_time_of_a_prefix_hit_that_hit_too_little(bench: Bench) ->
 
 
 def test_session_tells_sticky_from_ranked_order_by_where_the_tokens_came_from(bench: Bench) -> None:
-    sticky, ranked = session.measure(bench, [22], 24, 25, repeat=1, questions=session.QUESTIONS[:4])
+    sticky, ranked = session.measure(bench, [24], 24, 25, repeat=1, questions=session.QUESTIONS[:4])
     assert (sticky["order"], ranked["order"]) == ("sticky", "ranked")
     assert (sticky["questions"], ranked["questions"]) == (4, 4)
-    # 22 of 24 facts: nearly all of a question's are those of the one before.
+    # Every fact is recalled each time, so all but the first question find them where they stood.
     assert sticky["local_hit"] > ranked["local_hit"]
     for row in (sticky, ranked):
-        assert row["injected"] + row["local_hit"] > 22 * 25
+        assert row["injected"] + row["local_hit"] > 24 * 25
         assert 0 < row["first_token_ms"] < row["query_to_first_token_ms"]
 
 
