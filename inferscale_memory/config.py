@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from platformdirs import user_cache_dir, user_data_dir
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
@@ -64,6 +64,11 @@ class Settings(BaseSettings):
     )
     k: int = Field(10, ge=1, description="Facts recalled per question.")
     refresh: int = Field(0, ge=0, description="How many best-ranked facts are prefilled as text behind the others.")
+    order: Literal["sticky", "ranked"] = Field(
+        "sticky",
+        description="Order of facts in a prompt: sticky keeps those of the scope's last question in front, in place; "
+        "ranked has the best last.",
+    )
     handle_ttl: float = Field(
         86_400.0, ge=1, le=MAX_TTL, description="Shortest life of a KV handle in seconds; the longest is twice that."
     )

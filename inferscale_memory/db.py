@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import DateTime, Engine, create_engine, event
+from sqlalchemy import Connection, DateTime, Engine, create_engine, event
 from sqlalchemy.engine import Dialect, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.orm import DeclarativeBase
@@ -17,6 +19,10 @@ from inferscale_memory.errors import ConfigError
 
 BUSY_SECONDS = 30.0
 """How long a process waits for another one's lock on a SQLite file."""
+
+
+_DURABLE = "FULL"
+"""SQLite's ``synchronous``: a commit returns once it is on the disk."""
 
 
 class Base(DeclarativeBase):
@@ -79,11 +85,34 @@ def open_database(url: str) -> Engine:
         def _pragmas(connection: Any, _: Any) -> None:
             cursor = connection.cursor()
             _use_wal(cursor)
-            for pragma in ("synchronous=FULL", "foreign_keys=ON", "secure_delete=ON"):
+            for pragma in (f"synchronous={_DURABLE}", "foreign_keys=ON", "secure_delete=ON"):
                 cursor.execute(f"PRAGMA {pragma}")
             cursor.close()
 
     return engine
+
+
+@contextmanager
+def relaxed(engine: Engine) -> Iterator[Connection]:
+    """A connection whose commits do not wait for the disk; for what can be made again.
+
+    On SQLite they are seen by every process at once and survive the end of this one; a power cut may lose the last of
+    them, and nothing else: the next ordinary commit syncs them too. Elsewhere it is an ordinary connection.
+    """
+    with engine.connect() as connection:
+        if engine.dialect.name != "sqlite":
+            yield connection
+            return
+        connection.exec_driver_sql("PRAGMA synchronous=NORMAL")
+        try:
+            yield connection
+        finally:
+            try:
+                connection.rollback()  # SQLite refuses the pragma inside a transaction
+                connection.exec_driver_sql(f"PRAGMA synchronous={_DURABLE}")
+            except BaseException:
+                connection.invalidate()  # it must not go back to the pool: facts are saved by its commits
+                raise
 
 
 def _use_wal(cursor: Any) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from inferscale_memory.facts import Fact
+from inferscale_memory.facts import Fact, ItemError
 from inferscale_memory.retrieval import ScoredFact
 from inferscale_memory.scope import Scope
 
@@ -32,6 +32,18 @@ class Handle(str):
         return (str, (str(self),))
 
 
+class Handles(list[Handle]):
+    """What ``Memory.recall_many`` hands out: one handle per question, in their order.
+
+    ``errors`` names the questions that could not be embedded; their handles stand for no facts.
+    """
+
+    def __init__(self, handles: Iterable[Handle], errors: Sequence[ItemError] = ()) -> None:
+        """Collect handles."""
+        super().__init__(handles)
+        self.errors = tuple(errors)
+
+
 @dataclass(frozen=True)
 class ExplainedFact:
     """One fact behind a handle.
@@ -50,7 +62,7 @@ class ExplainedFact:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a handle stands for now: facts in prompt order (the best-ranked last), and how many were deleted since."""
+    """What a handle stands for now: facts in prompt order, and how many were deleted since."""
 
     scope: Scope
     expires_at: datetime

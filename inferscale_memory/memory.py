@@ -7,13 +7,15 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from inferscale_memory.sync_memory import MAX_K, SyncMemory
+from inferscale_memory.memory_finding import MAX_K
+from inferscale_memory.sync_memory import SyncMemory
 
 if TYPE_CHECKING:
     from inferscale_memory.encoding.encoder import FlushReport, Progress
     from inferscale_memory.facts import AddResult, Content, Fact, Page, Revision, Turn
-    from inferscale_memory.handle import Explanation, Handle
-    from inferscale_memory.retrieval import ScoredFact
+    from inferscale_memory.handle import Explanation, Handle, Handles
+    from inferscale_memory.order import Order
+    from inferscale_memory.retrieval import Question, ScoredFact
 
 __all__ = ["MAX_K", "Memory"]
 
@@ -80,8 +82,9 @@ class Memory(SyncMemory):
         exclude: Collection[str] = (),
         **scope: Any,
     ) -> list[ScoredFact]:
-        """Async twin of ``search``."""
-        return await asyncio.to_thread(self.search, query, k, threshold=threshold, exclude=exclude, **scope)
+        """Async twin of ``search``; questions that wait at the same time are embedded together."""
+        owner, wanted = self._owner(scope), self._wanted(k)
+        return await asyncio.to_thread(self._found, await self._asked(query), owner, wanted, threshold, exclude)
 
     async def arecall(
         self,
@@ -91,14 +94,43 @@ class Memory(SyncMemory):
         *,
         threshold: float | None = None,
         exclude: Collection[str] = (),
+        order: Order | None = None,
         **scope: Any,
     ) -> Handle:
-        """Async twin of ``recall``."""
-        return await asyncio.to_thread(self.recall, query, k, refresh, threshold=threshold, exclude=exclude, **scope)
+        """Async twin of ``recall``; questions that wait at the same time are embedded together."""
+        owner, wanted, naming = self._owner(scope), self._wanted(k), self._naming(refresh, order)
+        question = await self._asked(query)
+        return await asyncio.to_thread(self._recalled, question, owner, wanted, threshold, exclude, naming)
 
-    async def aname(self, found: Sequence[ScoredFact], refresh: int | None = None, **scope: Any) -> Handle:
+    async def arecall_many(
+        self,
+        queries: Sequence[str],
+        scopes: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        k: int | None = None,
+        refresh: int | None = None,
+        *,
+        threshold: float | None = None,
+        exclude: Collection[str] = (),
+        order: Order | None = None,
+    ) -> Handles:
+        """Async twin of ``recall_many``."""
+        return await asyncio.to_thread(
+            self.recall_many, queries, scopes, k, refresh, threshold=threshold, exclude=exclude, order=order
+        )
+
+    async def _asked(self, query: str) -> Question:
+        """The question once it is embedded: the loop waits for that, no thread."""
+        if self._retriever is None:
+            await asyncio.to_thread(getattr, self, "retriever")  # opening it loads the embedding model
+        question = self.retriever.ask(query)
+        await asyncio.wrap_future(question.future)
+        return question
+
+    async def aname(
+        self, found: Sequence[ScoredFact], refresh: int | None = None, *, order: Order | None = None, **scope: Any
+    ) -> Handle:
         """Async twin of ``name``."""
-        return await asyncio.to_thread(self.name, found, refresh, **scope)
+        return await asyncio.to_thread(self.name, found, refresh, order=order, **scope)
 
     async def aexplain(self, handle: str, **scope: Any) -> Explanation:
         """Async twin of ``explain``."""

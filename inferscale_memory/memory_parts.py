@@ -27,6 +27,7 @@ from inferscale_memory.kv.store import ChunkStore
 from inferscale_memory.migrations import upgrade
 from inferscale_memory.models import resolve_model
 from inferscale_memory.opened import note_opened, place_of
+from inferscale_memory.order import PlacedFacts
 from inferscale_memory.resolver import EngineSide, MemoryResolver
 from inferscale_memory.retrieval import (
     CallableEmbedder,
@@ -79,6 +80,7 @@ class MemoryParts:
         self._opening = threading.Lock()
         self._scores: OrderedDict[str, dict[str, float]] = OrderedDict()
         self._scores_lock = threading.Lock()
+        self._placed = PlacedFacts()
         self._closed = False
         self.engine: LocalEngine | None = None
         self.encoder: BackgroundEncoder | None = None
@@ -203,6 +205,8 @@ class MemoryParts:
             self._closed = True
         if self.encoder is not None:
             self.encoder.stop()
+        if self._retriever is not None:
+            self._retriever.close()
         if self.engine is not None and self._resolver is not None and self.engine.resolver is self._resolver:
             self.engine.bind(None)
         self._database.dispose()

@@ -60,7 +60,7 @@ class MemoryResolver:
     ) -> Resolution | None:
         """See ``HandleResolver``. Facts of several handles stand in the order of the handles, each once.
 
-        Within a handle the best-ranked come last.
+        Of a prompt that is too long the worst-ranked go first, those of earlier handles before those of later ones.
 
         Facts that are not encoded yet stand behind the encoded ones: a hole would end the injected run.
         """
@@ -74,8 +74,8 @@ class MemoryResolver:
         salts = self._salts(records)
         found = self._store.get_many({fact_id for record in records for fact_id, _ in record.facts})
         facts, refreshed = _laid_out(records, found)
-        count = len(facts) + len(refreshed)
-        placed = [self._prompt_fact(fact, count - 1 - at) for at, fact in enumerate([*facts, *refreshed])]
+        ranks = _ranks(records, [fact.id for fact in facts], [fact.id for fact in refreshed])
+        placed = [self._prompt_fact(fact, ranks[fact.id]) for fact in [*facts, *refreshed]]
         keys: dict[str, str] = {}
         if not self._policy.positional:
             keys = self._keys(facts, placed)
@@ -162,3 +162,13 @@ def _laid_out(records: Sequence[HandleRecord], found: dict[str, Fact]) -> tuple[
         found[fact_id] for fact_id, scope in wanted.items() if fact_id in found and scope.covers(found[fact_id].scope)
     ]
     return [fact for fact in there if fact.id not in late], [fact for fact in there if fact.id in late]
+
+
+def _ranks(records: Sequence[HandleRecord], facts: Sequence[str], refreshed: Sequence[str]) -> dict[str, int]:
+    """Rank of every fact in the whole prompt, 0 for the most relevant: refreshed ones before injected ones."""
+    own: dict[str, tuple[int, int]] = {}
+    for number, record in enumerate(records):
+        for (fact_id, _), rank in zip(record.facts, record.ranks, strict=True):
+            own.setdefault(fact_id, (-number, rank))
+    best_first = [*sorted(refreshed, key=own.__getitem__), *sorted(facts, key=own.__getitem__)]
+    return {fact_id: rank for rank, fact_id in enumerate(best_first)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from inferscale_memory.errors import ScopeError
 
@@ -74,20 +75,19 @@ class Scope:
         """
         return cls(tenant=tenant_id, user=user_id, agent=agent_id, session=session_id)
 
-    @property
+    @cached_property
     def principal(self) -> str:
         """Digest of the tenant and the owner, 64 hex digits: the unit of isolation, of epochs and of index groups."""
-        kind, value = next((k, v) for k, v in self._named() if v is not None)
-        return digest("principal", self.tenant, kind, value)
+        return digest("principal", *self._owner)
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Digest of the whole scope, 64 hex digits."""
         return digest("scope", self.tenant, self.user, self.agent, self.session)
 
     def covers(self, other: Scope) -> bool:
         """Whether a fact saved under ``other`` may be seen from this scope (see the class for the rule)."""
-        if self.principal != other.principal:
+        if self._owner != other._owner:
             return False
         return all(
             mine is None or theirs is None or mine == theirs
@@ -101,6 +101,15 @@ class Scope:
     def __str__(self) -> str:
         named = [f"{kind}={value!r}" for kind, value in self._named() if value is not None]
         return ", ".join([*([] if self.tenant == DEFAULT_TENANT else [f"tenant={self.tenant!r}"]), *named])
+
+    @property
+    def _owner(self) -> tuple[str, str, str]:
+        """What ``principal`` is the digest of: asked for every fact of a search, so without a hash."""
+        if self.user is not None:
+            return self.tenant, "user", self.user
+        if self.agent is not None:
+            return self.tenant, "agent", self.agent
+        return self.tenant, "session", self.session or ""
 
     def _named(self) -> tuple[tuple[str, str | None], ...]:
         return (("user", self.user), ("agent", self.agent), ("session", self.session))

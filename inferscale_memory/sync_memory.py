@@ -1,32 +1,25 @@
-"""The verbs of a memory: save, change, forget, find, name, explain, wait."""
+"""The verbs of a memory: save, change, forget, read; finding and waiting are in the classes below it."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from inferscale_memory import metrics
 from inferscale_memory.changes import changing
 from inferscale_memory.encoding.purge import purge
-from inferscale_memory.errors import EngineError, FactNotFoundError, InvalidInputError, StoreError
+from inferscale_memory.errors import EngineError, FactNotFoundError, StoreError
 from inferscale_memory.facts import AddResult, Fact, Page, Revision, Turn, check_metadata, coerce_items
-from inferscale_memory.handle import ExplainedFact, Explanation, Handle
 from inferscale_memory.handles import strip_handles
-from inferscale_memory.memory_encoding import MemoryEncoding
-from inferscale_memory.retrieval import ScoredFact
-from inferscale_memory.scope import Scope
+from inferscale_memory.memory_finding import MemoryFinding
 
 if TYPE_CHECKING:
     from inferscale_memory.facts import Content
 
 logger = logging.getLogger(__name__)
 
-MAX_K = 10_000
-REMEMBERED_SCORES = 1_000
 
-
-class SyncMemory(MemoryEncoding):
+class SyncMemory(MemoryFinding):
     """The methods of ``Memory``, whose docstring holds what they have in common.
 
     Each takes the scope as keywords: ``user_id``, ``agent_id``, ``session_id``, ``tenant_id``. Each may raise
@@ -108,13 +101,17 @@ class SyncMemory(MemoryEncoding):
         """Remove every fact, turn and item of the scope; returns how many facts. Raises as ``delete`` does."""
         owner = self._owner(scope)
         with changing(self) as changes:
-            return len(changes.delete_all(owner))
+            gone = changes.delete_all(owner)
+        self._placed.reset(owner)
+        return len(gone)
 
     def _after_forgetting(self, fact_ids: Sequence[str], what: str) -> None:
         """Erase, after the commit, what can no longer be served: the text is gone and the epoch has moved.
 
         Each step is done even if one before it failed; what failed is noted in the database and done later.
         """
+        self.store.forget_read(fact_ids)
+        self._placed.forget(fact_ids)
         if self._retriever is not None:
             self._retriever.forget(fact_ids)
         if self._resolver is not None:
@@ -137,115 +134,6 @@ class SyncMemory(MemoryEncoding):
                 f"{what}, and no question is answered from it any more, but traces of it are still on disk: "
                 f"{failures[0]} They are erased by the next deletion or opening that can."
             ) from failures[0]
-
-    # -- finding -------------------------------------------------------------------------------------------------------
-
-    def search(
-        self,
-        query: str,
-        k: int | None = None,
-        *,
-        threshold: float | None = None,
-        exclude: Collection[str] = (),
-        **scope: Any,
-    ) -> list[ScoredFact]:
-        """Find the ``k`` facts that answer a question, best first; ``k`` come if ``k`` exist beside ``exclude``.
-
-        Raises:
-            InvalidInputError: the query is blank, or ``k`` is not 1 to 10,000.
-            EmbeddingError: the embedder failed.
-        """
-        owner = self._owner(scope)
-        wanted = self.settings.k if k is None else k
-        if not isinstance(wanted, int) or isinstance(wanted, bool) or not 1 <= wanted <= MAX_K:
-            raise InvalidInputError(f"k is {wanted!r}; wanted the number of facts, 1 to {MAX_K:,}.")
-        with metrics.SEARCH_SECONDS.time():
-            return self.retriever.search(query, owner, wanted, threshold=threshold, exclude=exclude)
-
-    def recall(
-        self,
-        query: str,
-        k: int | None = None,
-        refresh: int | None = None,
-        *,
-        threshold: float | None = None,
-        exclude: Collection[str] = (),
-        **scope: Any,
-    ) -> Handle:
-        """Find facts and name them by a handle, to be put into a system message.
-
-        Args:
-            query: the question.
-            k: how many facts, default from the settings (10).
-            refresh: how many of the best-ranked are prefilled as text behind the injected ones; ``refresh=k`` or more
-                is plain prompt injection, with no token injected.
-            threshold: leave out facts of a lower cosine.
-            exclude: ids of facts that take no slot, such as those of turns that the prompt holds as text.
-            scope: whose memory.
-
-        Raises:
-            InvalidInputError: as ``search``, or ``refresh`` is negative.
-        """
-        again = self._refreshed(refresh)
-        with metrics.RECALL_SECONDS.time():
-            found = self.search(query, k, threshold=threshold, exclude=exclude, **scope)
-            return self._name(found, self._owner(scope), again)
-
-    def name(self, found: Sequence[ScoredFact], refresh: int | None = None, **scope: Any) -> Handle:
-        """A handle for facts that ``search`` or ``recall`` has found in this scope, best first; or for some of them.
-
-        Facts of another scope are named in vain: the handle does not resolve to them.
-
-        Raises:
-            InvalidInputError: ``refresh`` is negative.
-        """
-        return self._name(found, self._owner(scope), self._refreshed(refresh))
-
-    def _refreshed(self, given: int | None) -> int:
-        refresh = self.settings.refresh if given is None else given
-        if not isinstance(refresh, int) or isinstance(refresh, bool) or refresh < 0:
-            raise InvalidInputError(f"refresh is {refresh!r}; wanted a number of facts, 0 to k.")
-        return refresh
-
-    def _name(self, found: Sequence[ScoredFact], owner: Scope, refresh: int) -> Handle:
-        """A handle for facts that were found in a scope, best first; ``recall`` finds and names."""
-        placed = [(scored.fact.id, scored.fact.revision) for scored in reversed(found)]
-        token = self.handles.mint(owner, placed, min(refresh, len(placed)))
-        with self._scores_lock:
-            self._scores[token] = {scored.fact.id: scored.score for scored in found}
-            self._scores.move_to_end(token)
-            while len(self._scores) > REMEMBERED_SCORES:
-                self._scores.popitem(last=False)
-        return Handle(token, list(found))
-
-    def explain(self, handle: str, **scope: Any) -> Explanation:
-        """What a handle stands for: facts, scores, sources, and what of it is encoded and on disk.
-
-        Raises:
-            HandleError: it does not open (in this scope, if one is given).
-        """
-        self._check_open()
-        record = self.handles.open(str(handle), self._owner(scope) if scope else None)
-        stored = self.store.get_many(fact_id for fact_id, _ in record.facts)
-        found = {fact_id: fact for fact_id, fact in stored.items() if record.scope.covers(fact.scope)}
-        refs = {}
-        if self.engine is not None:
-            refs = self.ledger.lookup(list(found), self.engine.fingerprint, self.policy.name)
-        scores = self._scores.get(str(handle), {})
-        first_refreshed = len(record.facts) - record.refresh
-        facts = tuple(
-            ExplainedFact(
-                fact=found[fact_id],
-                score=scores.get(fact_id),
-                encoded=fact_id in refs,
-                resident=fact_id in refs and self.chunks.exists(refs[fact_id].key),
-                refreshed=at >= first_refreshed,
-            )
-            for at, (fact_id, _) in enumerate(record.facts)
-            if fact_id in found
-        )
-        deleted = record.forgotten + len(record.facts) - len(facts)
-        return Explanation(record.scope, record.expires_at, record.refresh, facts, deleted)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 

@@ -111,7 +111,7 @@ def run(
     with (
         cpu_cache(2 * length * token),
         open_bench(
-            model, home, policy=policy, max_model_len=length, keep=keep, pool_bytes=2 * length * token + (64 << 20)
+            model, home, policy=policy, max_model_len=length, keep=keep, arena=2 * length * token + (64 << 20)
         ) as bench,
     ):
         result |= {"engine": describe(bench.engine), "prompt": measure(bench, ks, fact_tokens, repeat)}

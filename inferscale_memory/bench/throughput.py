@@ -113,7 +113,7 @@ def run(
     facts = max(load.users) * load.k * load.fact_tokens
     length = -(-(load.k * load.fact_tokens + load.output_tokens + PROMPT_ROOM) // 128) * 128
     token = shape_of_model(resolve_model(model, home=home)).bytes_per_token
-    options = {"pool_bytes": int(1.2 * facts * token) + (64 << 20), "max_num_seqs": max(16, *load.users)}
+    options = {"arena": int(1.2 * facts * token) + (64 << 20), "max_num_seqs": max(16, *load.users)}
     with (
         cpu_cache(int(1.25 * max(load.users) * length * token)),
         open_bench(model, home, policy=policy, max_model_len=length, keep=keep, **options) as bench,

@@ -1,4 +1,4 @@
-"""``inferscale bench``: ttft, exactness; the other measurements are in ``bench_load`` and ``bench_storage``."""
+"""``inferscale bench``: ttft, exactness, session; the others are in ``bench_load`` and ``bench_storage``."""
 
 from __future__ import annotations
 
@@ -40,6 +40,25 @@ def exactness(model: Model = None, json: JsonFile = None, home: Home = None) -> 
     from inferscale_memory.bench import exactness as script
 
     call(script.run, json, model=name, home=home)
+
+
+@app.command("session", epilog="Example: inferscale bench session --k 10,50 --repeat 3 --json session.json")
+def session(
+    k: Annotated[str, typer.Option("--k", metavar="LIST", help="Numbers of facts, with commas.")] = "10,50",
+    facts: Annotated[int, typer.Option("--facts", min=1, help="Facts remembered.")] = 200,
+    fact_tokens: Annotated[int, typer.Option("--fact-tokens", min=1, help="Length of a fact in tokens.")] = 25,
+    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Conversations of each kind.")] = 3,
+    model: Model = None,
+    json: JsonFile = None,
+    home: Home = None,
+) -> None:
+    """Tokens and time per question of a conversation, facts in sticky and in ranked order."""
+    ks = numbers(k)
+    name = prepare(model, home)
+    check_writable(json)
+    from inferscale_memory.bench import session as script
+
+    call(script.run, json, k=ks, facts=facts, fact_tokens=fact_tokens, repeat=repeat, model=name, home=home)
 
 
 bench_load.register(app)

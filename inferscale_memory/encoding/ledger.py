@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from sqlalchemy import ColumnElement, Engine, delete, or_, select, update
+from sqlalchemy import ColumnElement, Engine, bindparam, delete, or_, select, update
 from sqlalchemy.orm import Session
 
 from inferscale_memory.encoding import _queue, leases
@@ -25,6 +25,19 @@ from inferscale_memory.facts.tables import FactRow, TurnRow
 from inferscale_memory.scope import Scope
 
 __all__ = ["ChunkLedger", "ChunkRecord", "ChunkRef", "Forgotten", "ParkedFact", "chunk_owner"]
+
+_CHUNKS, _FACTS = ChunkRow.__table__.c, FactRow.__table__.c
+_READY_CHUNKS = (
+    select(_CHUNKS.fact_id, _CHUNKS.key, _CHUNKS.revision, _CHUNKS.n_tokens)
+    .join_from(
+        ChunkRow.__table__,
+        FactRow.__table__,
+        (_FACTS.id == _CHUNKS.fact_id) & (_FACTS.revision == _CHUNKS.revision),
+    )
+    .where(_CHUNKS.fact_id.in_(bindparam("ids", expanding=True)), _CHUNKS.state == READY)
+    .where(_CHUNKS.fingerprint == bindparam("fingerprint"), _CHUNKS.policy == bindparam("policy"))
+    .order_by(_CHUNKS.created_at)
+)
 
 
 class ChunkLedger:
@@ -124,15 +137,11 @@ class ChunkLedger:
     def lookup(self, fact_ids: Sequence[str], fingerprint: str, policy: str) -> dict[str, ChunkRef]:
         """Ready chunks of the current revisions; facts without one are missing from the answer. One query."""
         found: dict[str, ChunkRef] = {}
+        given = {"fingerprint": fingerprint, "policy": policy}
         with self._transactions.read() as tx:
+            connection = tx.connection()  # below the ORM: it stands in the way of every question
             for ids in batches(fact_ids):
-                rows = tx.execute(
-                    select(ChunkRow.fact_id, ChunkRow.key, ChunkRow.revision, ChunkRow.n_tokens)
-                    .join(FactRow, (FactRow.id == ChunkRow.fact_id) & (FactRow.revision == ChunkRow.revision))
-                    .where(ChunkRow.fact_id.in_(ids), ChunkRow.fingerprint == fingerprint)
-                    .where(ChunkRow.policy == policy, ChunkRow.state == READY)
-                    .order_by(ChunkRow.created_at)
-                )
+                rows = connection.execute(_READY_CHUNKS, {"ids": ids, **given})
                 found.update({fact: ChunkRef(key, revision, n) for fact, key, revision, n in rows})
         return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sqlalchemy import func, select
+from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
 
 from inferscale_memory.errors import InvalidInputError
@@ -14,10 +14,15 @@ from inferscale_memory.facts.rows import batches
 from inferscale_memory.facts.tables import ChangeRow, EpochRow, FactRow, VectorRow
 from inferscale_memory.scope import Scope
 
+# Asked for every question, so made once and run below the ORM.
+_EPOCH = select(EpochRow.__table__.c.epoch).where(EpochRow.__table__.c.principal == bindparam("principal"))
+_LAST_CHANGE = select(func.max(ChangeRow.__table__.c.seq))
+
 
 def epoch(session: Session, scope: Scope) -> int:
     """The KV epoch of the scope's principal, from 0."""
-    return session.scalar(select(EpochRow.epoch).where(EpochRow.principal == scope.principal)) or 0
+    session.flush()
+    return session.connection().scalar(_EPOCH, {"principal": scope.principal}) or 0
 
 
 def raise_epoch(session: Session, scope: Scope) -> int:
@@ -42,7 +47,8 @@ def changes_since(session: Session, seq: int, limit: int) -> list[Change]:
 
 def last_change(session: Session) -> int:
     """Sequence number of the newest change, 0 where there is none."""
-    return session.scalar(select(func.max(ChangeRow.seq))) or 0
+    session.flush()
+    return session.connection().scalar(_LAST_CHANGE) or 0
 
 
 def put_vectors(session: Session, embedder_id: str, rows: Iterable[tuple[str, int, bytes]]) -> int:

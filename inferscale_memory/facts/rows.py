@@ -131,21 +131,23 @@ def to_facts(session: Session, rows: Sequence[FactRow]) -> list[Fact]:
         query = select(SourceRow.fact_id, SourceRow.turn_id).where(SourceRow.fact_id.in_(ids)).order_by(SourceRow.seq)
         for fact_id, turn_id in session.execute(query):
             sources.setdefault(fact_id, []).append(turn_id)
-    return [
-        Fact(
-            id=row.id,
-            text=row.text,
-            scope=row.scope,
-            revision=row.revision,
-            speaker=row.speaker,
-            turn_ids=tuple(sources.get(row.id, ())),
-            metadata=dict(row.meta),
-            created_at=row.created_at,
-            updated_at=row.updated_at,
-            seq=row.seq,
-        )
-        for row in rows
-    ]
+    return [to_fact(row, sources.get(row.id, ())) for row in rows]
+
+
+def to_fact(row: FactRow, turn_ids: Sequence[str]) -> Fact:
+    """The row as a value; ``turn_ids`` are its sources, oldest first."""
+    return Fact(
+        id=row.id,
+        text=row.text,
+        scope=row.scope,
+        revision=row.revision,
+        speaker=row.speaker,
+        turn_ids=tuple(turn_ids),
+        metadata=dict(row.meta),
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+        seq=row.seq,
+    )
 
 
 def to_turn(row: TurnRow) -> Turn:

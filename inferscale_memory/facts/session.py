@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sqlalchemy import Connection, Engine, select, text, update
+from sqlalchemy import Connection, Engine, select, update
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
@@ -110,14 +110,11 @@ class Transactions:
             session.execute(update(ClockRow).values(value=ClockRow.value), execution_options=_UNSYNCED)
 
     def _begin(self, session: Session, statement: str) -> None:
-        if self._sqlite and not _in_transaction(session):
-            session.execute(text(statement))
-
-
-def _in_transaction(session: Session) -> bool:
-    # The engine may be configured elsewhere to begin by itself; a second BEGIN would be an error.
-    driver = session.connection().connection.dbapi_connection
-    return bool(getattr(driver, "in_transaction", False))
+        if self._sqlite:
+            connection = session.connection()
+            # The engine may be configured elsewhere to begin by itself; a second BEGIN would be an error.
+            if not getattr(connection.connection.dbapi_connection, "in_transaction", False):
+                connection.exec_driver_sql(statement)
 
 
 def _rebuild(connection: Connection) -> bool:

@@ -12,6 +12,7 @@ from inferscale_memory.errors import FactNotFoundError, InvalidInputError
 from inferscale_memory.facts.checking import check_batch, turn_key
 from inferscale_memory.facts.conversation import facts_of_turns, newest_turns
 from inferscale_memory.facts.derived import DerivedData
+from inferscale_memory.facts.known import KnownFacts
 from inferscale_memory.facts.models import (
     AddResult,
     Fact,
@@ -58,6 +59,7 @@ class FactStore(DerivedData):
             raise InvalidInputError(f"max_fact_chars must be at least 1, got {max_fact_chars}.")
         super().__init__(engine)
         self.max_fact_chars = max_fact_chars
+        self._known = KnownFacts()
 
     # -- saving ------------------------------------------------------------------------------------------------------
 
@@ -176,10 +178,13 @@ class FactStore(DerivedData):
     def get_many(self, ids: Iterable[str], *, tx: Session | None = None) -> dict[str, Fact]:
         """Facts of any scope by id, for callers that have checked the scope; missing ones are left out."""
         with self._read(tx) as session:
-            rows = [
-                row for some in batches(ids) for row in session.scalars(select(FactRow).where(FactRow.id.in_(some)))
-            ]
-            return {fact.id: fact for fact in to_facts(session, rows)}
+            # What a transaction in progress reads may be rolled back, so it is not kept.
+            known = self._known if tx is None else KnownFacts(capacity=0)
+            return known.read(session, ids)
+
+    def forget_read(self, ids: Iterable[str]) -> None:
+        """Drop what this process has kept in memory of deleted or changed facts, after the commit."""
+        self._known.forget(ids)
 
     def get_turns(self, ids: Iterable[str], *, tx: Session | None = None) -> dict[str, Turn]:
         """Turns of any scope by ``Turn.id``; missing ones are left out."""

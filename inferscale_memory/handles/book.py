@@ -5,26 +5,24 @@ from __future__ import annotations
 import hashlib
 import hmac
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
-from sqlalchemy import JSON, CursorResult, Engine, Integer, String, delete, select, update
+from sqlalchemy import Connection, CursorResult, Engine, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
-from sqlalchemy.orm import Mapped, Session, mapped_column
+from sqlalchemy.orm import Session
 
-from inferscale_memory.db import Base, UtcDateTime
+from inferscale_memory.db import relaxed
 from inferscale_memory.errors import HandleError, InvalidInputError, StoreError
+from inferscale_memory.handles.records import EXPIRY, FORGOTTEN, RECORD, HandleRecord, HandleRow
 from inferscale_memory.handles.ring import SecretRing
 from inferscale_memory.handles.text import CLOSING, HANDLE, OPENING, decode_letters, encode_letters
 from inferscale_memory.scope import Scope, digest, length_prefixed
 
 DEFAULT_TTL = timedelta(days=1)
 PURGE_SECONDS = 3600.0
-
-_FORGOTTEN: list[str | int] = ["", 0]
-"""Stands in a record where a deleted fact stood, so that a handle can say how many it has lost, not which."""
 
 _VERSION = 1
 _LABEL = "inferscale handle v1"
@@ -34,42 +32,6 @@ _REFUSED = (
     "this KV handle resolves to nothing here: it is damaged, expired, unknown, or of another scope. "
     "Ask for a new one with Memory.recall()."
 )
-
-
-class HandleRow(Base):
-    """The fact list behind a handle. Holds ids only, never text."""
-
-    __tablename__ = "handles"
-
-    digest: Mapped[str] = mapped_column(String(64), primary_key=True)
-    principal: Mapped[str] = mapped_column(String(64), index=True)
-    tenant: Mapped[str] = mapped_column(String(256))
-    user_id: Mapped[str | None] = mapped_column(String(256))
-    agent_id: Mapped[str | None] = mapped_column(String(256))
-    session_id: Mapped[str | None] = mapped_column(String(256))
-    list_digest: Mapped[str] = mapped_column(String(64))
-    facts: Mapped[list[list[str | int]]] = mapped_column(JSON)
-    refresh: Mapped[int] = mapped_column(Integer)
-    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
-    expires_at: Mapped[datetime] = mapped_column(UtcDateTime, index=True)
-
-
-@dataclass(frozen=True)
-class HandleRecord:
-    """What a handle stands for.
-
-    ``facts`` are (fact id, revision) in prompt order, without the ``forgotten`` ones deleted since; the revision is the
-    one at minting, and a caller resolves an updated fact to its newest. ``refresh`` is how many of the last ``facts``
-    are prefilled as text, never more than there are. ``expires_at`` is the end of the opened handle.
-    """
-
-    digest: str
-    scope: Scope
-    facts: tuple[tuple[str, int], ...]
-    refresh: int
-    created_at: datetime
-    expires_at: datetime
-    forgotten: int = 0
 
 
 class HandleBook:
@@ -99,45 +61,58 @@ class HandleBook:
         self._next_purge = time.monotonic() + PURGE_SECONDS
 
     def mint(
-        self, scope: Scope, facts: Sequence[tuple[str, int]], refresh: int = 0, *, now: datetime | None = None
+        self,
+        scope: Scope,
+        facts: Sequence[tuple[str, int]],
+        refresh: int = 0,
+        *,
+        ranks: Sequence[int] | None = None,
+        now: datetime | None = None,
     ) -> str:
         """Make the handle of an ordered fact list.
 
         Args:
             scope: the scope it is bound to.
             facts: (fact id, revision) in prompt order; may be empty.
-            refresh: how many best-ranked facts are prefilled as text.
+            refresh: how many of the last facts are prefilled as text.
+            ranks: of each fact, 0 for the most relevant; None: the last one is.
             now: the time of minting, for tests.
 
         Returns:
-            ``⟦kv:LETTERS⟧``. It changes when an id, a revision, the order, the scope or ``refresh`` changes.
+            ``⟦kv:LETTERS⟧``. It changes when an id, a revision, the order, a rank, the scope or ``refresh`` changes.
 
         Raises:
-            InvalidInputError: ``refresh`` is negative, or a fact is listed twice.
+            InvalidInputError: ``refresh`` is negative, a fact is listed twice, or there is not one rank for each.
             StoreError: the record cannot be written.
         """
         if refresh < 0:
             raise InvalidInputError(f"refresh is {refresh}; give the number of facts to prefill as text, 0 or more.")
         if len({fact_id for fact_id, _ in facts}) != len(facts):
             raise InvalidInputError(f"a handle's {len(facts)} facts name one fact twice; give each fact once.")
+        by_place = list(reversed(range(len(facts))))
+        order = by_place if ranks is None else list(ranks)
+        if sorted(order) != sorted(by_place):
+            raise InvalidInputError(f"the ranks of {len(facts)} facts are {order}; give each of 0 to n - 1 once.")
         now = now or datetime.now(UTC)
         # Living to the end of the *next* bucket, a handle minted in the last second of this one still lives for ttl.
         expiry = (int(now.timestamp()) // self._bucket + 2) * self._bucket
-        listed = digest("facts", *(part for fact_id, revision in facts for part in (fact_id, str(revision))))
-        row = HandleRow(
-            digest=_record_digest(scope, listed, refresh),
-            principal=scope.principal,
-            tenant=scope.tenant,
-            user_id=scope.user,
-            agent_id=scope.agent,
-            session_id=scope.session,
-            list_digest=listed,
-            facts=[[fact_id, revision] for fact_id, revision in facts],
-            refresh=refresh,
-            created_at=now,
-            expires_at=datetime.fromtimestamp(expiry, UTC),
-        )
-        body = bytes([_VERSION]) + expiry.to_bytes(_EXPIRY_BYTES, "big") + bytes.fromhex(row.digest)
+        entries = [[fact_id, revision, rank] for (fact_id, revision), rank in zip(facts, order, strict=True)]
+        listed = digest("ranked facts", *(str(part) for entry in entries for part in entry))
+        key = _record_digest(scope, listed, refresh)
+        row = {
+            "digest": key,
+            "principal": scope.principal,
+            "tenant": scope.tenant,
+            "user_id": scope.user,
+            "agent_id": scope.agent,
+            "session_id": scope.session,
+            "list_digest": listed,
+            "facts": entries,
+            "refresh": refresh,
+            "created_at": now,
+            "expires_at": datetime.fromtimestamp(expiry, UTC),
+        }
+        body = bytes([_VERSION]) + expiry.to_bytes(_EXPIRY_BYTES, "big") + bytes.fromhex(key)
         self._save(row)
         if time.monotonic() >= self._next_purge:
             self._next_purge = time.monotonic() + PURGE_SECONDS
@@ -164,8 +139,9 @@ class HandleBook:
         expires_at = datetime.fromtimestamp(int.from_bytes(body[1 : 1 + _EXPIRY_BYTES], "big"), UTC)
         if now >= expires_at:
             raise HandleError(_REFUSED, "expired")
-        with _store("read"), Session(self._engine) as session:
-            row = session.get(HandleRow, body[1 + _EXPIRY_BYTES :].hex())
+        key = body[1 + _EXPIRY_BYTES :].hex()
+        with _store("read"), self._engine.connect() as connection:
+            row = connection.execute(RECORD, {"key": key}).one_or_none()
         if row is None:
             raise HandleError(_REFUSED, "unknown")
         owner = Scope(tenant=row.tenant, user=row.user_id, agent=row.agent_id, session=row.session_id)
@@ -173,9 +149,12 @@ class HandleBook:
             raise HandleError(_REFUSED, "forged")  # the row was changed to another scope
         if scope is not None and not scope.covers(owner):
             raise HandleError(_REFUSED, "foreign")
-        facts = tuple((str(fact_id), int(revision)) for fact_id, revision in row.facts if fact_id)
+        left = [entry for entry in row.facts if entry[0]]
+        facts = tuple((str(entry[0]), int(entry[1])) for entry in left)
+        # Records of earlier versions hold no ranks: the last fact is the best.
+        ranks = tuple(int(entry[2]) if len(entry) > 2 else len(left) - 1 - at for at, entry in enumerate(left))
         refresh, forgotten = min(row.refresh, len(facts)), len(row.facts) - len(facts)
-        return HandleRecord(row.digest, owner, facts, refresh, row.created_at, expires_at, forgotten)
+        return HandleRecord(row.digest, owner, facts, ranks, refresh, row.created_at, expires_at, forgotten)
 
     def purge_expired(self, now: datetime | None = None) -> int:
         """Remove the records that no living handle names; returns how many."""
@@ -208,8 +187,8 @@ class HandleBook:
         query = select(HandleRow) if scope is None else select(HandleRow).where(HandleRow.principal == scope.principal)
         changed = 0
         for row in tx.scalars(query.execution_options(yield_per=500)):
-            if any(fact_id in wanted for fact_id, _ in row.facts):
-                row.facts = [_FORGOTTEN if fact[0] in wanted else fact for fact in row.facts]
+            if any(fact[0] in wanted for fact in row.facts):
+                row.facts = [FORGOTTEN if fact[0] in wanted else fact for fact in row.facts]
                 changed += 1
         return changed
 
@@ -224,31 +203,35 @@ class HandleBook:
             raise HandleError(_REFUSED, "forged")
         return body
 
-    def _save(self, row: HandleRow) -> None:
-        """Insert the record, or lengthen the life of the one that is there; asking again writes nothing."""
-        wanted, key = row.expires_at, row.digest
-        with _store("written"), Session(self._engine) as session:
-            if self._lives_until(session, key, wanted):
+    def _save(self, row: Mapping[str, Any]) -> None:
+        """Insert the record, or lengthen the life of the one that is there; asking again writes nothing.
+
+        The commit does not wait for the disk, which a question would have to wait for: a handle that a power cut
+        takes is asked for again.
+        """
+        wanted, key = row["expires_at"], row["digest"]
+        with _store("written"), relaxed(self._engine) as connection:
+            if self._lives_until(connection, key, wanted):
                 return
-            session.add(row)
             try:
-                session.commit()
+                connection.execute(insert(HandleRow), row)
+                connection.commit()
             except IntegrityError:  # another process was first
-                session.rollback()
-                if not self._lives_until(session, key, wanted):
+                connection.rollback()
+                if not self._lives_until(connection, key, wanted):
                     raise
 
     @staticmethod
-    def _lives_until(session: Session, key: str, wanted: datetime) -> bool:
-        found = session.scalar(select(HandleRow.expires_at).where(HandleRow.digest == key))
-        session.commit()  # SQLite cannot turn an old read transaction into a write
+    def _lives_until(connection: Connection, key: str, wanted: datetime) -> bool:
+        found = connection.scalar(EXPIRY, {"key": key})
+        connection.commit()  # SQLite cannot turn an old read transaction into a write
         if found is None:
             return False
         if found < wanted:
             # Only ever later, so that processes with different clocks or ttl do not shorten each other's handles.
             later = (HandleRow.digest == key, HandleRow.expires_at < wanted)
-            session.execute(update(HandleRow).where(*later).values(expires_at=wanted))
-            session.commit()
+            connection.execute(update(HandleRow).where(*later).values(expires_at=wanted))
+            connection.commit()
         return True
 
 

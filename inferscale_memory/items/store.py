@@ -215,7 +215,8 @@ class ItemStore:
                 best.setdefault(hit.fact, hit.score)
         kept = self.memory.store.get_many(best)
         found = [ScoredFact(kept[fact], score) for fact, score in best.items() if fact in kept]
-        return self.memory._name([hit for hit in found if owner.covers(hit.fact.scope)], owner, refresh)
+        naming = self.memory._naming(refresh, None)
+        return self.memory._name([hit for hit in found if owner.covers(hit.fact.scope)], owner, naming)
 
     def _ranked(self, query: Query) -> list[Ranked]:
         check_namespace(query.prefix, what="prefix")

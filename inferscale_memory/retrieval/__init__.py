@@ -8,11 +8,13 @@ CUDA context and the activations, or keep them on the CPU (``device="cpu"``), wh
 are searched in about a millisecond.
 
 Indexes: ``TorchIndex`` (CPU or CUDA), ``FaissIndex`` (CPU, or GPU by the ``cuda`` extra) and ``NumpyIndex`` (no extra)
-are all exact and rank alike. The approximate GPU index of the InferScale paper, Jasper, is not yet adapted.
+are all exact and rank alike. On a GPU ``TorchIndex`` searches many scopes by the same few operations as a few. The
+approximate GPU index of the InferScale paper, Jasper, is not yet adapted.
 """
 
 from inferscale_memory.retrieval.base import Embedder, EmbeddingError, Hit, VectorIndex
 from inferscale_memory.retrieval.catalog import Failure
+from inferscale_memory.retrieval.desk import Question
 from inferscale_memory.retrieval.embedders import CallableEmbedder, SentenceTransformerEmbedder
 from inferscale_memory.retrieval.factory import INDEX_KINDS, open_index
 from inferscale_memory.retrieval.faiss_index import FaissIndex
@@ -30,6 +32,7 @@ __all__ = [
     "FaissIndex",
     "Hit",
     "NumpyIndex",
+    "Question",
     "Retriever",
     "ScoredFact",
     "SentenceTransformerEmbedder",

@@ -82,6 +82,25 @@ class VectorIndex(Protocol):
             InvalidInputError: ``k`` is not a positive integer, or the vector cannot be used.
         """
 
+    def search_many(
+        self,
+        vectors: np.ndarray,
+        k: int,
+        groups: Sequence[str],
+        allowed: Sequence[Collection[str] | None] | None = None,
+    ) -> list[list[Hit]]:
+        """What ``search`` finds for each row of ``vectors`` in its own group, in one go.
+
+        Args:
+            vectors: ``[n, dim]``.
+            k: at least 1, for all of them.
+            groups: ``n`` of them; one may occur often.
+            allowed: ``n`` of them, see ``search``; None restricts nothing.
+
+        Raises:
+            InvalidInputError: as ``search``, or there is not one group for each vector.
+        """
+
     def vectors(self, ids: Sequence[str]) -> np.ndarray:
         """Return a copy of the stored vectors: ``[len(ids), dim]`` float32, each of length 1.
 

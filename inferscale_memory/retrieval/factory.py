@@ -14,8 +14,9 @@ def open_index(kind: str = "auto", *, device: str = "auto") -> VectorIndex:
     """Make an empty index.
 
     Args:
-        kind: ``"torch"``, ``"faiss"``, ``"faiss-gpu"`` or ``"numpy"``; ``"auto"`` takes torch where it is installed,
-            else numpy, which always is.
+        kind: ``"torch"``, ``"faiss"``, ``"faiss-gpu"`` or ``"numpy"``; ``"auto"`` takes torch where it sees a GPU,
+            else numpy: one user's facts are a small matrix, and torch's threads wait for one another wherever an
+            engine keeps the cores busy.
         device: for torch (see ``TorchIndex``).
 
     Raises:
@@ -23,7 +24,7 @@ def open_index(kind: str = "auto", *, device: str = "auto") -> VectorIndex:
         MissingExtraError: the kind needs a package that is not installed.
     """
     if kind == "auto":
-        kind = "torch" if find_spec("torch") else "numpy"
+        kind = "torch" if device != "cpu" and _sees_a_gpu() else "numpy"
     if kind == "torch":
         from inferscale_memory.retrieval.torch_index import TorchIndex
 
@@ -37,3 +38,11 @@ def open_index(kind: str = "auto", *, device: str = "auto") -> VectorIndex:
 
         return NumpyIndex()
     raise ConfigError(f"no vector index is called {kind!r}; want one of {', '.join(INDEX_KINDS)}.")
+
+
+def _sees_a_gpu() -> bool:
+    if not find_spec("torch"):
+        return False
+    import torch
+
+    return torch.cuda.is_available()

@@ -128,12 +128,23 @@ class GroupedIndex(ABC):
                 return []
             rows = None
             if allowed is not None:
-                places = (self._where.get(id, ("", -1)) for id in set(allowed))
-                rows = np.array(sorted(row for name, row in places if row >= 0 and name == group), dtype=np.int64)
+                rows = self._rows_of(allowed, group)
                 if not rows.size:
                     return []
             found = target.rows.candidates(query, k, rows)
             return ranked([target.ids[row] for row in found.tolist()], target.rows.take(found), query, k)
+
+    def search_many(
+        self,
+        vectors: np.ndarray,
+        k: int,
+        groups: Sequence[str],
+        allowed: Sequence[Collection[str] | None] | None = None,
+    ) -> list[list[Hit]]:
+        """One search after the other (see ``VectorIndex.search_many``): on a CPU nothing is gained by more."""
+        limits = check_many(vectors, groups, allowed)
+        with self._lock:
+            return [self.search(*asked) for asked in zip(vectors, [k] * len(groups), groups, limits, strict=True)]
 
     def vectors(self, ids: Sequence[str]) -> np.ndarray:
         """Copy the stored vectors out (see ``VectorIndex.vectors``)."""
@@ -148,6 +159,11 @@ class GroupedIndex(ABC):
                 numbers = np.array([self._where[ids[i]][1] for i in places], dtype=np.int64)
                 out[places] = self._groups[name].rows.take(numbers)
             return out
+
+    def _rows_of(self, ids: Collection[str], group: str) -> np.ndarray:
+        """Row numbers of those of ``ids`` that are in ``group``, ascending."""
+        places = (self._where.get(id, ("", -1)) for id in set(ids))
+        return np.array(sorted(row for name, row in places if row >= 0 and name == group), dtype=np.int64)
 
     def __contains__(self, id: object) -> bool:
         with self._lock:
@@ -171,3 +187,20 @@ class GroupedIndex(ABC):
                     raise StoreError(f"group {name!r} holds a vector that is not of length 1.")
             if sum(len(group.ids) for group in self._groups.values()) != len(self._where):
                 raise StoreError("an id is recorded that stands in no group.")
+
+
+def check_many(
+    vectors: np.ndarray, groups: Sequence[str], allowed: Sequence[Collection[str] | None] | None
+) -> Sequence[Collection[str] | None]:
+    """``allowed`` for each group.
+
+    Raises:
+        InvalidInputError: there is not one of each for every vector.
+    """
+    limits = [None] * len(groups) if allowed is None else allowed
+    if not len(vectors) == len(groups) == len(limits):
+        raise InvalidInputError(
+            f"got {len(vectors)} vectors, {len(groups)} groups and {len(limits)} sets of allowed ids; want one of each "
+            "per search."
+        )
+    return limits

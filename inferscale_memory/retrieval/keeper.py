@@ -119,6 +119,12 @@ class IndexKeeper:
         with self._lock:
             return self._index.search(vector, k, scope.principal, self._catalog.allowed(scope))
 
+    def search_many(self, vectors: np.ndarray, k: int, scopes: Sequence[Scope]) -> list[list[Hit]]:
+        """The ``k`` best for each row of ``vectors`` (``[n, dim]``) in its own scope, in one go."""
+        with self._lock:
+            allowed = [self._catalog.allowed(scope) for scope in scopes]
+            return self._index.search_many(vectors, k, [scope.principal for scope in scopes], allowed)
+
     def snapshot(self, fact_ids: Sequence[str]) -> dict[str, tuple[int, np.ndarray]]:
         """Indexed revision and vector (``[dim]`` float32, length 1) of those of ``fact_ids`` that are indexed."""
         with self._lock:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from inferscale_memory.errors import InvalidInputError
+from inferscale_memory.errors import InferScaleError, InvalidInputError
 from inferscale_memory.retrieval.base import Embedder, EmbeddingError, Hit, VectorIndex
-from inferscale_memory.retrieval.batching import embed_each
 from inferscale_memory.retrieval.catalog import Failure
+from inferscale_memory.retrieval.desk import EmbeddingDesk, Question, check_question
 from inferscale_memory.retrieval.keeper import IndexKeeper
 from inferscale_memory.retrieval.vectors import check_k, cosines, unit_rows
 from inferscale_memory.scope import Scope
@@ -71,6 +71,7 @@ class Retriever:
         self.index = index
         self._near_duplicate = near_duplicate
         self._keeper = IndexKeeper(store, embedder, index, clock)
+        self._desk = EmbeddingDesk(embedder)
 
     @property
     def failures(self) -> dict[str, Failure]:
@@ -85,13 +86,25 @@ class Retriever:
         """Take deleted facts out of the index now (see ``IndexKeeper.forget``)."""
         self._keeper.forget(fact_ids)
 
+    def close(self) -> None:
+        """Take no more questions."""
+        self._desk.close()
+
     def check_integrity(self) -> None:
         """Verify the index against the record; raises ``StoreError`` (see ``IndexKeeper.check_integrity``)."""
         self._keeper.check_integrity()
 
+    def ask(self, query: str) -> Question:
+        """Begin to embed a question; ``search`` takes it in place of the text.
+
+        Raises:
+            InvalidInputError: the query is blank or holds a lone surrogate.
+        """
+        return self._desk.ask([query])[0]
+
     def search(
         self,
-        query: str,
+        query: str | Question,
         scope: Scope,
         k: int,
         *,
@@ -117,26 +130,79 @@ class Retriever:
                 ``exclude`` is no collection of ids.
             EmbeddingError: the embedder failed on the query; nothing was searched.
         """
-        k = check_k(k)
-        if threshold is not None and not (isinstance(threshold, Real) and -1.0 <= threshold <= 1.0):
-            raise InvalidInputError(f"threshold is {threshold!r}, want a cosine in [-1, 1], or None.")
-        unwanted = _check_ids(exclude)
-        vector = self._embed_query(query)
+        wanted = _Wanted.of(k, threshold, exclude)
+        vector = (query if isinstance(query, Question) else self.ask(query)).vector()
         if fresh:
             self.sync()
-        may_resync = fresh
-        fetch = k + max(k // 2, 8) + len(unwanted)
+        return self._fill(vector, scope, wanted, self._keeper.search(vector, wanted.fetch, scope), may_resync=fresh)
+
+    def search_many(
+        self,
+        queries: Sequence[str],
+        scopes: Sequence[Scope],
+        k: int,
+        *,
+        threshold: float | None = None,
+        exclude: Collection[str] = (),
+    ) -> list[list[ScoredFact] | InferScaleError]:
+        """What ``search`` finds for each query in its own scope: embedded together, searched together.
+
+        Returns:
+            For each query its facts, or the error that ``search`` would have raised for it alone.
+
+        Raises:
+            InvalidInputError: ``k``, ``threshold`` or ``exclude`` is wrong, or there is not one scope for each query.
+        """
+        wanted = _Wanted.of(k, threshold, exclude)
+        if len(queries) != len(scopes):
+            raise InvalidInputError(f"got {len(queries)} queries and {len(scopes)} scopes; want one scope for each.")
+        out: list[list[ScoredFact] | InferScaleError] = [*map(_refusal, queries)]
+        sound = [at for at, refused in enumerate(out) if not isinstance(refused, InferScaleError)]
+        vectors: dict[int, np.ndarray] = {}
+        for at, question in zip(sound, self._desk.ask([queries[at] for at in sound]), strict=True):
+            try:
+                vectors[at] = question.vector()
+            except EmbeddingError as error:
+                out[at] = error
+        self.sync()
+        if not vectors:
+            return out
+        whose = [scopes[at] for at in vectors]
+        hits = self._keeper.search_many(np.stack(list(vectors.values())), wanted.fetch, whose)
+        facts = self.store.get_many(hit.id for some in hits for hit in some)
+        for (at, vector), some in zip(vectors.items(), hits, strict=True):
+            out[at] = self._fill(vector, scopes[at], wanted, some, may_resync=True, facts=facts)
+        return out
+
+    def _fill(
+        self,
+        vector: np.ndarray,
+        scope: Scope,
+        wanted: _Wanted,
+        hits: Sequence[Hit],
+        *,
+        may_resync: bool,
+        facts: Mapping[str, Fact] | None = None,
+    ) -> list[ScoredFact]:
+        """Fill the slots from ``hits``, the ``wanted.fetch`` best, and from more where those do not suffice.
+
+        ``facts`` are those of the hits, where they have been read already.
+        """
+        fetch = wanted.fetch
         while True:
-            hits = self._keeper.search(vector, fetch, scope)
-            good = [hit for hit in hits if threshold is None or hit.score >= threshold]
-            found, changed = self._select([hit for hit in good if hit.id not in unwanted], scope, k)
-            if changed and may_resync:  # facts updated since the sync above: index them, and look once more
+            good = [hit for hit in hits if wanted.threshold is None or hit.score >= wanted.threshold]
+            candidates = [hit for hit in good if hit.id not in wanted.exclude]
+            known = self.store.get_many([hit.id for hit in candidates]) if facts is None else facts
+            found, changed = self._select(candidates, known, scope, wanted.k)
+            if changed and may_resync:  # facts updated since the last sync: index them, and look once more
                 may_resync = False
                 self.sync()
-            elif len(found) == k or len(hits) < fetch or len(good) < len(hits):
+            elif len(found) == wanted.k or len(hits) < fetch or len(good) < len(hits):
                 return found
             else:
                 fetch *= 2
+            facts = None
+            hits = self._keeper.search(vector, fetch, scope)
 
     def scores(self, query: str, fact_ids: Collection[str]) -> dict[str, float]:
         """Cosines in [-1, 1] of the question and each of these facts, for callers that rank something facts stand for.
@@ -147,7 +213,7 @@ class Retriever:
             InvalidInputError: the query is blank or holds a lone surrogate.
             EmbeddingError: the embedder failed on the query.
         """
-        vector = unit_rows(self._embed_query(query)[None], ["the query"])[0]
+        vector = unit_rows(self.ask(query).vector()[None], ["the query"])[0]
         self.sync()
         indexed = self._keeper.snapshot(list(dict.fromkeys(fact_ids)))
         if not indexed:
@@ -155,43 +221,71 @@ class Retriever:
         rows = np.stack([held for _, held in indexed.values()])
         return dict(zip(indexed, cosines(rows, vector).tolist(), strict=True))
 
-    def _select(self, hits: Sequence[Hit], scope: Scope, k: int) -> tuple[list[ScoredFact], bool]:
-        """Hydrate hits, drop the outdated ones, merge near-duplicates; also whether one was updated meanwhile."""
-        facts = self.store.get_many([hit.id for hit in hits])
+    def _select(
+        self, hits: Sequence[Hit], facts: Mapping[str, Fact], scope: Scope, k: int
+    ) -> tuple[list[ScoredFact], bool]:
+        """Drop the outdated hits and merge near-duplicates; also whether one was updated meanwhile."""
         indexed = self._keeper.snapshot([hit.id for hit in hits])
         known = [hit for hit in hits if hit.id in facts and scope.covers(facts[hit.id].scope)]
         live = [hit for hit in known if hit.id in indexed and indexed[hit.id][0] == facts[hit.id].revision]
         kept: list[Hit] = []
-        directions: list[np.ndarray] = []
         duplicates: list[list[str]] = []
+        directions = np.empty((min(k, len(live)), self.embedder.dim if live else 0))
         for hit in live:
             direction = indexed[hit.id][1].astype(np.float64)
-            leader = self._leader(directions, direction)
+            leader = self._leader(directions[: len(kept)], direction)
             if leader is not None:
                 duplicates[leader].append(hit.id)
             elif len(kept) < k:
+                directions[len(kept)] = direction
                 kept.append(hit)
-                directions.append(direction)
                 duplicates.append([])
         found = [ScoredFact(facts[h.id], h.score, tuple(ids)) for h, ids in zip(kept, duplicates, strict=True)]
         return found, len(live) < len(known)
 
-    def _leader(self, kept: Sequence[np.ndarray], vector: np.ndarray) -> int | None:
-        """Place of the best-ranked kept fact that ``vector`` nearly repeats."""
-        if self._near_duplicate is None:
+    def _leader(self, kept: np.ndarray, vector: np.ndarray) -> int | None:
+        """Place of the best-ranked kept fact (row of ``kept``) that ``vector`` nearly repeats."""
+        if self._near_duplicate is None or not len(kept):
             return None
-        limit = self._near_duplicate - 1e-6  # float32 rows are not quite of length 1
-        return next((place for place, other in enumerate(kept) if float(other @ vector) >= limit), None)
+        # A row at a time: the product of whole matrices would be shared out to threads, which wait for one another
+        # where an engine keeps the cores busy.
+        near = kept @ vector >= self._near_duplicate - 1e-6  # float32 rows are not quite of length 1
+        first = int(near.argmax())
+        return first if near[first] else None
 
-    def _embed_query(self, query: str) -> np.ndarray:
-        if not isinstance(query, str) or not query.strip():
-            raise InvalidInputError(f"the query is blank ({query!r}); pass the user's question.")
-        if any(0xD800 <= ord(character) <= 0xDFFF for character in query):
-            raise InvalidInputError("the query holds a lone surrogate; decode it as UTF-8 or UTF-16 before searching.")
-        result = embed_each(self.embedder, [query], 1)[0]
-        if isinstance(result, EmbeddingError):
-            raise EmbeddingError(f"the query could not be embedded, so nothing was searched: {result}")
-        return result
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What a search is to come back with."""
+
+    k: int
+    threshold: float | None
+    exclude: frozenset[str]
+
+    @classmethod
+    def of(cls, k: int, threshold: float | None, exclude: Collection[str]) -> _Wanted:
+        """Check the arguments of a search.
+
+        Raises:
+            InvalidInputError: one is out of range.
+        """
+        k = check_k(k)
+        if threshold is not None and not (isinstance(threshold, Real) and -1.0 <= threshold <= 1.0):
+            raise InvalidInputError(f"threshold is {threshold!r}, want a cosine in [-1, 1], or None.")
+        return cls(k, threshold, _check_ids(exclude))
+
+    @property
+    def fetch(self) -> int:
+        """Hits to ask for: spare ones stand in for near-duplicates and for what was deleted meanwhile."""
+        return self.k + max(self.k // 2, 8) + len(self.exclude)
+
+
+def _refusal(query: object) -> list[ScoredFact] | InferScaleError:
+    try:
+        check_question(query)
+    except InvalidInputError as error:
+        return error
+    return []
 
 
 def _check_ids(exclude: object) -> frozenset[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -69,7 +70,7 @@ class Preparer:
             )
             return Plan(token_ids=[], cleaned=merged if changed else None)
         self._refuse(options, handles, whose)
-        resolution = self._resolve(handles, whose)
+        resolution = await self._resolve(handles, whose)
         if resolution is None or not (resolution.facts or resolution.refreshed):
             return Plan(token_ids=[], cleaned=merge_instructions(without_place(found.messages)))
         assemble = partial(
@@ -89,7 +90,7 @@ class Preparer:
         whose = _Whose.of(options)
         found = extract_handles(messages)
         handles = list(dict.fromkeys([*found.handles, *listed_handles(options.pop("kv_handles", None))]))
-        resolution = self._resolve(handles, whose) if handles else None
+        resolution = await self._resolve(handles, whose) if handles else None
         assembled = self._engine.prompt.assemble(
             found.messages,
             resolution.facts if resolution else (),
@@ -112,7 +113,7 @@ class Preparer:
         if not handles:
             return Plan(token_ids=[])
         self._refuse(options, handles, whose)
-        resolution = self._resolve(handles, whose)
+        resolution = await self._resolve(handles, whose)
         if resolution is None or not (resolution.facts or resolution.refreshed):
             return Plan(token_ids=[], cleaned=strip_handles(prompt))
         assemble = partial(
@@ -145,14 +146,15 @@ class Preparer:
             if options.get(name) is not None:
                 raise InvalidInputError(f"{name} cannot be given per request beside a KV handle; set it on the engine.")
 
-    def _resolve(self, handles: Sequence[str], whose: _Whose) -> Resolution | None:
+    async def _resolve(self, handles: Sequence[str], whose: _Whose) -> Resolution | None:
         resolver = self._engine.resolver
         if resolver is None:
             metrics.HANDLES_REJECTED.labels("no_memory").inc(len(handles))
             logger.warning("%d handles were removed: no memory is bound to this engine.", len(handles))
             return None
         try:
-            return resolver.resolve(handles, whose.scope, whose.own)
+            # In a thread: it reads the database, and other answers are streamed on this loop meanwhile.
+            return await asyncio.to_thread(resolver.resolve, handles, whose.scope, whose.own)
         except StoreError as error:
             # As with a memory that is closed: the question is answered without facts rather than not at all.
             metrics.HANDLES_REJECTED.labels("store").inc(len(handles))

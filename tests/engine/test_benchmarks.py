@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from inferscale_memory import LocalEngine, Memory
-from inferscale_memory.bench import exactness, ttft
+from inferscale_memory.bench import exactness, session, ttft
 from inferscale_memory.bench.common import Bench, conversation, describe, fresh_salt
 from inferscale_memory.errors import EngineError
 
@@ -52,6 +52,30 @@ def test_ttft_takes_no_time_of_a_prefix_hit_that_hit_too_little(bench: Bench) ->
     assert case.hit > 0
     with pytest.raises(EngineError, match=f"wanted 0 injected, .* {case.hit} from the prefix cache"):
         ttft._timed(bench, case, inject=False, salt=fresh_salt(), injected=0, hit=case.hit, plan=case.hit_plan)
+
+
+def test_session_tells_sticky_from_ranked_order_by_where_the_tokens_came_from(bench: Bench) -> None:
+    sticky, ranked = session.measure(bench, [24], 24, 25, repeat=1, questions=session.QUESTIONS[:4])
+    assert (sticky["order"], ranked["order"]) == ("sticky", "ranked")
+    assert (sticky["questions"], ranked["questions"]) == (4, 4)
+    # Every fact is recalled each time, so all but the first question find them where they stood.
+    assert sticky["local_hit"] > ranked["local_hit"]
+    for row in (sticky, ranked):
+        assert row["injected"] + row["local_hit"] > 24 * 25
+        assert 0 < row["first_token_ms"] < row["query_to_first_token_ms"]
+
+
+def test_session_takes_no_time_of_a_question_with_fewer_facts_or_with_prefilled_ones(bench: Bench) -> None:
+    case = session.Case(3, "sticky")
+    session._remember(bench, {case.user}, 2, 20)
+    with pytest.raises(EngineError, match="2 facts were recalled, wanted 3"):
+        session._ask(bench, case, "Who?")
+    assert bench.memory.encoder is not None
+    bench.memory.encoder.stop()
+    bench.memory.add("Nobody has run this one through the model.", **case.scope)
+    with pytest.raises(EngineError, match=r"'not_encoded'.*wanted every fact injected or hit"):
+        session._ask(bench, case, "Who?")
+    assert case.kv == []
 
 
 def test_exactness_finds_no_difference_below_a_thousand_tokens(exact_bench: Bench) -> None:

@@ -173,7 +173,7 @@ def test_scale_prints_three_tables_and_writes_them(
 ) -> None:
     @contextmanager
     def opened(*_: Any, **options: Any) -> Iterator[Any]:
-        assert options["pool_bytes"] > 12 * 20 * 23_040
+        assert options["arena"] > 12 * 20 * 23_040
         yield SimpleNamespace(engine=None)
 
     prompt = {"k": 12, "prompt_tokens": 300, "plan_bytes": 900, **scale.medians({"inject_ms": [0.1]})}

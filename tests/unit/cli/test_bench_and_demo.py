@@ -31,7 +31,7 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     import inferscale_memory
 
     package = ModuleType("inferscale_memory.bench")
-    for name in ("ttft", "exactness", "throughput", "encode", "footprint", "scale"):
+    for name in ("ttft", "exactness", "session", "throughput", "encode", "footprint", "scale"):
         module = ModuleType(f"inferscale_memory.bench.{name}")
         module.run = script  # type: ignore[attr-defined]
         module.Workload = Workload  # type: ignore[attr-defined]
@@ -52,6 +52,15 @@ def test_bench_ttft_passes_its_options(run: Run, scripts: list[dict[str, Any]], 
     assert run("bench", "ttft", *arguments).exit_code == 0
     assert scripts == [
         {"k": (0, 5), "fact_tokens": 9, "repeat": 2, "model": "demo", "json": target, "plot": plot, "home": None}
+    ]
+
+
+def test_bench_session_passes_its_options(run: Run, scripts: list[dict[str, Any]], tmp_path: Path) -> None:
+    target = tmp_path / "s.json"
+    arguments = ("--k", "5", "--facts", "9", "--fact-tokens", "20", "--repeat", "2", "--json", str(target))
+    assert run("bench", "session", *arguments).exit_code == 0
+    assert scripts == [
+        {"k": (5,), "facts": 9, "fact_tokens": 20, "repeat": 2, "model": "demo", "json": target, "home": None}
     ]
 
 

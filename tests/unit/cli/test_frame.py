@@ -33,6 +33,7 @@ COMMANDS = [
     ["bench", "encode"],
     ["bench", "memory"],
     ["bench", "scale"],
+    ["bench", "session"],
 ]
 
 

@@ -1,5 +1,9 @@
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,6 +17,7 @@ from inferscale_memory.handles import DEFAULT_TTL, HandleBook, HandleRow, Secret
 from inferscale_memory.handles.text import CLOSING, OPENING, decode_letters, encode_letters
 from inferscale_memory.scope import Scope
 
+ROOT = Path(__file__).parents[3]
 ALICE = Scope.of(user_id="alice")
 FACTS = [("f1", 1), ("f2", 3)]
 PAYLOAD_BYTES = 54
@@ -251,3 +256,69 @@ def test_a_database_without_the_table_is_a_store_error(ring, tmp_path):
     book = HandleBook(open_database(f"sqlite:///{tmp_path}/empty.db"), ring)
     with pytest.raises(StoreError, match="table of KV handles cannot be written"):
         book.mint(ALICE, FACTS)
+
+
+def test_a_record_keeps_the_ranks_of_its_facts(book):
+    facts = [("f1", 1), ("f2", 3), ("f3", 1)]
+    assert book.open(book.mint(ALICE, facts)).ranks == (2, 1, 0)
+    token = book.mint(ALICE, facts, ranks=[0, 2, 1])
+    assert book.open(token).ranks == (0, 2, 1)
+    assert token != book.mint(ALICE, facts)
+    book.forget_facts(["f2"])
+    assert (book.open(token).facts, book.open(token).ranks) == ((("f1", 1), ("f3", 1)), (0, 1))
+
+
+@pytest.mark.parametrize("ranks", [[0], [0, 0], [0, 2], [1, 2], [-1, 0]])
+def test_ranks_that_are_no_ranking_are_refused(book, ranks):
+    with pytest.raises(InvalidInputError, match="give each of 0 to n - 1 once"):
+        book.mint(ALICE, FACTS, ranks=ranks)
+
+
+def test_a_record_of_an_earlier_version_has_the_best_last(book, engine):
+    token = book.mint(ALICE, FACTS)
+    with Session(engine) as session, session.begin():
+        session.execute(update(HandleRow).values(facts=[["f1", 1], ["f2", 3]]))
+    assert book.open(token).ranks == (1, 0)
+
+
+def test_minting_does_not_wait_for_the_disk_and_every_other_commit_does(book, engine, monkeypatch):
+    during = []
+    insert = book._lives_until
+
+    def spy(connection, key, wanted):
+        during.append(connection.exec_driver_sql("PRAGMA synchronous").scalar())
+        return insert(connection, key, wanted)
+
+    monkeypatch.setattr(book, "_lives_until", spy)
+    book.mint(ALICE, FACTS)
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
+    assert during == [1]
+
+
+def test_a_connection_that_failed_while_minting_is_durable_again(book, engine, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(book, "_lives_until", fail)
+    with pytest.raises(RuntimeError, match="out of luck"):
+        book.mint(ALICE, FACTS)
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
+
+
+def test_a_handle_minted_by_a_process_that_dies_at_once_opens_in_the_next(tmp_path, ring, engine):
+    script = f"""
+import os, sys
+from inferscale_memory.db import open_database
+from inferscale_memory.handles import HandleBook, SecretRing
+from inferscale_memory.scope import Scope
+book = HandleBook(open_database("sqlite:///{tmp_path}/memory.db"), SecretRing(b"s" * 32))
+sys.stdout.buffer.write(book.mint(Scope.of(user_id="alice"), [("f1", 1)]).encode())
+sys.stdout.flush()
+os.kill(os.getpid(), 9)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    died = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, check=False)
+    assert died.returncode == -9, died.stderr
+    assert HandleBook(engine, ring).open(died.stdout.decode()).facts == (("f1", 1),)

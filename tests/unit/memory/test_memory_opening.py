@@ -22,6 +22,7 @@ METHODS = {
     "delete_all": lambda m: m.delete_all(user_id="alice"),
     "search": lambda m: m.search("q", user_id="alice"),
     "recall": lambda m: m.recall("q", user_id="alice"),
+    "recall_many": lambda m: m.recall_many(["q"], {"user_id": "alice"}),
     "name": lambda m: m.name([], user_id="alice"),
     "explain": lambda m: m.explain("⟦kv:abc⟧"),
     "get": lambda m: m.get("id", user_id="alice"),

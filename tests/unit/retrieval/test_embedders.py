@@ -121,12 +121,40 @@ def test_the_real_model_embeds_meaning_alike_from_many_threads_under_an_id_of_it
         embedder.embed(["lone \ud800 surrogate"])
 
 
+def test_a_question_is_embedded_by_one_thread_and_the_others_keep_theirs(real_model, monkeypatch):
+    torch = pytest.importorskip("torch")
+    embedder = SentenceTransformerEmbedder(real_model, device="cpu")
+    usual = torch.get_num_threads()
+    torch.set_num_threads(usual + 1)
+    try:
+        embedder.load()
+        counts = []
+        encode = embedder._encode
+
+        def counted(texts):
+            counts.append(torch.get_num_threads())
+            return encode(texts)
+
+        monkeypatch.setattr(embedder, "_encode", counted)
+        question = embedder.embed(["How is my dog called?"])
+        many = embedder.embed(["How is my dog called?"] * 200)
+        elsewhere = []
+        thread = threading.Thread(target=lambda: elsewhere.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        assert counts == [1, usual + 1]
+        assert elsewhere == [torch.get_num_threads()] == [usual + 1]
+        np.testing.assert_allclose(many[0], question[0], atol=1e-5)
+    finally:
+        torch.set_num_threads(usual)
+
+
 def test_an_index_is_made_by_name(monkeypatch):
     assert isinstance(open_index("numpy"), NumpyIndex)
     for package, kind, type_ in (("torch", "torch", TorchIndex), ("faiss", "faiss", FaissIndex)):
         pytest.importorskip(package)
         assert isinstance(open_index(kind, device="cpu"), type_)
-    assert isinstance(open_index("auto", device="cpu"), TorchIndex)
+    assert isinstance(open_index("auto", device="cpu"), NumpyIndex)
     monkeypatch.setattr(factory, "find_spec", lambda name: None)
     assert isinstance(open_index("auto"), NumpyIndex)
 

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inferscale_memory.errors import InvalidInputError, StoreError
-from inferscale_memory.retrieval import FaissIndex, NumpyIndex, TorchIndex
+from inferscale_memory.retrieval import FaissIndex, NumpyIndex, TorchIndex, torch_index
 
 DIM = 8
 
@@ -363,3 +363,87 @@ def test_searches_during_writes_see_each_write_whole(index):
     assert not problems
     index.check_integrity()
     assert len(index) == 1
+
+
+@pytest.fixture(params=["numpy", "torch", "torch, together", "faiss"])
+def any_index(request):
+    made = {"numpy": NumpyIndex, "torch": lambda: TorchIndex("cpu"), "faiss": FaissIndex}
+    made["torch, together"] = lambda: TorchIndex("cpu", together=True)
+    return made[request.param]()
+
+
+def filled(index, sizes):
+    for number, size in enumerate(sizes):
+        index.upsert(names(size, f"g{number}-"), vectors(size, seed=number), f"g{number}")
+    return index
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6), k=st.integers(1, 12), data=st.data())
+def test_many_searches_at_once_find_what_each_would_alone(any_index, sizes, k, data):
+    for number in range(len(any_index) and 6):
+        any_index.delete(names(40, f"g{number}-"))
+    filled(any_index, sizes)
+    asked = data.draw(st.lists(st.integers(0, len(sizes)), max_size=8))  # one group is unknown
+    limits = [
+        data.draw(st.none() | st.lists(st.sampled_from([*names(40, f"g{number}-"), "nothing"]), max_size=9))
+        for number in asked
+    ]
+    queries, groups = vectors(len(asked), seed=99), [f"g{number}" for number in asked]
+    together = any_index.search_many(queries, k, groups, limits)
+    assert together == [any_index.search(*one) for one in zip(queries, [k] * len(asked), groups, limits, strict=True)]
+
+
+def test_equal_vectors_are_ranked_by_id_in_many_searches_too(any_index):
+    row = vectors(1)
+    any_index.upsert(names(30), np.repeat(row, 30, axis=0), "a")
+    any_index.upsert(names(30, "w"), np.repeat(row, 30, axis=0), "b")
+    first, second = any_index.search_many(np.repeat(row, 2, axis=0), 4, ["a", "b"])
+    assert [hit.id for hit in first] == names(4)
+    assert [hit.id for hit in second] == names(4, "w")
+
+
+def test_many_searches_need_one_group_each(any_index):
+    with pytest.raises(InvalidInputError, match="got 2 vectors, 1 groups and 1 sets of allowed ids"):
+        any_index.search_many(vectors(2), 3, ["g"])
+
+
+def test_many_searches_name_the_query_that_cannot_be_used():
+    index = filled(TorchIndex("cpu", together=True), [3])
+    queries = vectors(2)
+    queries[1] = 0.0
+    with pytest.raises(InvalidInputError, match="'query 1' is zero"):
+        index.search_many(queries, 3, ["g0", "g0"])
+
+
+def operations(index, groups):
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Counting(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            Counting.count += 1
+            return function(*args, **(kwargs or {}))
+
+    with Counting():
+        index.search_many(vectors(len(groups)), 5, groups)
+    return Counting.count
+
+
+def test_together_thirty_groups_take_as_many_operations_as_three():
+    index = filled(TorchIndex("cpu", together=True), [20] * 30)
+    three, thirty = (operations(index, [f"g{number}" for number in range(count)]) for count in (3, 30))
+    # Looking at the rows that count is a view of each group, which launches nothing.
+    assert thirty - three == 27
+    assert operations(filled(TorchIndex("cpu"), [20] * 30), [f"g{number}" for number in range(30)]) > 2 * thirty
+
+
+def test_together_more_rows_than_are_copied_at_a_time_are_searched_in_parts(monkeypatch):
+    monkeypatch.setattr(torch_index, "TOGETHER_ROWS", 50)
+    index = filled(TorchIndex("cpu", together=True), [30, 40, 5, 120, 5])
+    groups = [f"g{number}" for number in range(5)]
+    queries = vectors(5, seed=3)
+    assert index.search_many(queries, 7, groups) == [
+        index.search(query, 7, group) for query, group in zip(queries, groups, strict=True)
+    ]
