@@ -32,6 +32,7 @@ HOST_CACHE = "2GiB"
 PROMPT_ROOM = 256
 """Tokens beside the facts: system prompt, header, question, answer."""
 SERIES = ("prefill", "inject", "inject_host", "inject_disk", "default", "prefix_hit", "query_to_first_token")
+COLD = ("inject_host", "inject_disk")
 COLUMNS = {
     "k": "facts",
     "prompt_tokens": "tokens",
@@ -214,17 +215,18 @@ def _measure(bench: Bench, cases: Sequence[Case], repeat: int) -> None:
     if not bench.engine.memory_plan.host_bytes:
         del steps["inject_host"]
     jobs = [(case, name) for case in cases for name in steps]
-    order = random.Random(0)
-    total = len(jobs) * (repeat + 1)
+    # Everything once per round, each round in another order: slow spells of the machine hit all alike.
+    chance = random.Random(0)
+    measured = [job for _ in range(repeat) for job in chance.sample(jobs, len(jobs))]
     with progress("measuring") as bar:
-        for done, (case, name) in enumerate(jobs):
-            steps[name](bench, case)
-            bar(done + 1, total)
-        measured = jobs * repeat
-        order.shuffle(measured)
-        for done, (case, name) in enumerate(measured, start=len(jobs)):
-            case.seconds[name].append(steps[name](bench, case))
-            bar(done + 1, total)
+        for done, (case, name) in enumerate([*jobs, *measured], start=1):
+            seconds = steps[name](bench, case)
+            if done > len(jobs):
+                case.seconds[name].append(seconds)
+            if name in COLD:  # what it has dropped is wanted in the arena by the others
+                for other in cases:
+                    bench.engine.generate(other.plan, salt=fresh_salt())
+            bar(done, len(jobs) + len(measured))
 
 
 def _prefill(bench: Bench, case: Case) -> float:
@@ -268,11 +270,12 @@ def _timed(
     disk: int = 0,
     plan: Plan | None = None,
 ) -> float:
+    before = bench.engine.loaded_tokens()
     start = time.perf_counter()
     output = bench.engine.generate(plan or case.plan, inject=inject, salt=salt, detokenize=False)
     taken = time.perf_counter() - start
-    kv, tiers = bench.engine.accounting(output), bench.engine.tiers(output)
-    if (kv.injected, kv.local_hit, *tiers) != (injected, hit, host, disk):
+    kv, tiers = bench.engine.accounting(output), bench.engine.loaded_tokens().since(before)
+    if (kv.injected, kv.local_hit, tiers.host, tiers.disk) != (injected, hit, host, disk):
         wanted = (
             f"{injected} injected, {host} of them from host memory and {disk} from disk, {hit} from the prefix cache"
         )

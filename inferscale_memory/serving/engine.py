@@ -25,7 +25,6 @@ from inferscale_memory.serving.protocol import (
     CaptureSpan,
     TierTokens,
     inject_params,
-    parse_tiers,
 )
 from inferscale_memory.serving.resolve import HandleResolver, Plan
 from inferscale_memory.serving.support import SupportReport, refuse_config
@@ -182,6 +181,10 @@ class LocalEngine:
         """Have the workers forget the facts' chunks in their arena, or in host memory too; for measurements."""
         self._loop.run(self._open._residency.drop(tier))
 
+    def loaded_tokens(self) -> TierTokens:
+        """Tokens of chunks that the workers have loaded since the start, by where they found them."""
+        return self._loop.run(self._open._residency.loaded())
+
     # -- chat ----------------------------------------------------------------------------------------------------------
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
@@ -278,10 +281,6 @@ class LocalEngine:
     def accounting(self, output: Any) -> Accounting:
         """Where the prompt tokens of a ``RequestOutput`` came from."""
         return accounting_of(output.kv_transfer_params, output.num_cached_tokens or 0, len(output.prompt_token_ids))
-
-    def tiers(self, output: Any) -> TierTokens:
-        """Injected tokens of a ``RequestOutput`` that had to be brought into the arena first, by where they were."""
-        return parse_tiers(output.kv_transfer_params)
 
     # -- work on the engine's loop -------------------------------------------------------------------------------------
 

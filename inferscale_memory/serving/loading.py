@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from inferscale_memory.errors import ChunkError
 from inferscale_memory.kv.arena import Arena, Resident
+from inferscale_memory.kv.chunk import Chunk
 from inferscale_memory.kv.pool import ChunkPool
 from inferscale_memory.kv.store import ChunkStore
 from inferscale_memory.serving.metadata import LoadRun
@@ -26,11 +27,10 @@ class _ArenaFullError(Exception):
 
 @dataclass
 class LoadOutcome:
-    """What a step's loads could not do, and what they had to fetch."""
+    """What a step's loads could not do."""
 
     bad_blocks: set[int] = field(default_factory=set)
     errors: dict[str, str] = field(default_factory=dict)  # request -> reason
-    fetched: dict[str, TierTokens] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)  # chunks that turned out unreadable
 
 
@@ -54,11 +54,12 @@ class Loader:
         self.fingerprint = fingerprint
         self.block_size = block_size
         self.evicted: deque[str] = deque()  # by any thread, for the scheduler
+        self.loaded = TierTokens()
 
     # -- fetching ------------------------------------------------------------------------------------------------------
 
-    def fetch(self, key: str) -> tuple[Resident | None, TierTokens]:
-        """Bring a chunk into the arena; ``None`` when it does not fit there now, or never.
+    def fetch(self, key: str) -> tuple[Resident | None, str]:
+        """Bring a chunk into the arena, and say from which tier; ``None`` when it does not fit there now, or never.
 
         Raises:
             ChunkError: no tier has it whole.
@@ -66,11 +67,10 @@ class Loader:
         # Compared with what it is afterwards: a chunk deleted meanwhile, by any process, must not come back to life.
         generation = self.store.generation()
         chunk = self.host.find(key, self.fingerprint) if self.host is not None else None
-        if chunk is not None:
-            tier = TierTokens(host=chunk.num_tokens)
-        else:
+        tier = "host"
+        if chunk is None:
+            tier = "disk"
             chunk = self.store.get(key, self.fingerprint)
-            tier = TierTokens(disk=chunk.num_tokens)
             if self.host is not None:
                 self.host.put(chunk)
                 chunk = self.host.find(key, self.fingerprint) or chunk
@@ -80,6 +80,18 @@ class Loader:
             self.forget([key])
             raise ChunkError(f"chunk {key[:12]} was deleted while it was read.")
         return (self.arena.locate(key) if result.stored else None), tier
+
+    def keep(self, chunk: Chunk) -> None:
+        """Write a new chunk to disk, and to host memory where that is a tier of its own.
+
+        Raises:
+            StoreError: it could not be written.
+        """
+        if self.host is not None and chunk.keys.is_cuda:
+            chunk = chunk.pinned()  # copied from the device once, for both
+        self.store.put(chunk)
+        if self.host is not None:
+            self.host.put(chunk)
 
     def forget(self, keys: Iterable[str]) -> None:
         """Take chunks out of both memories."""
@@ -140,9 +152,9 @@ class Loader:
     def _residents(self, run: LoadRun, outcome: LoadOutcome) -> tuple[list[Resident], str]:
         """The run's chunks up to the first that cannot be had, and why that cannot."""
         found: list[Resident] = []
-        start, host, disk, reason = run.start, 0, 0, ""
+        start, reason, count = run.start, "", Counter[str]()
         for key, end in zip(run.keys, run.ends, strict=True):
-            resident = self.arena.locate(key)
+            resident, tier = self.arena.locate(key), "arena"
             if resident is None:
                 try:
                     resident, tier = self.fetch(key)
@@ -153,14 +165,13 @@ class Loader:
                     break
                 if resident is None:
                     raise _ArenaFullError
-                host, disk = host + tier.host, disk + tier.disk
             if len(resident.slots) != end - start:
                 reason = "chunk_shape"
                 break
             found.append(resident)
+            count[tier] += end - start
             start = end
-        if host or disk:
-            outcome.fetched[run.request_id] = TierTokens(host, disk)
+        self.loaded = TierTokens(*(old + count[name] for name, old in self.loaded._asdict().items()))
         return found, reason
 
     def _fail(self, run: LoadRun, position: int, reason: str, outcome: LoadOutcome) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
-from inferscale_memory.serving.protocol import TapReport, TierTokens
+from inferscale_memory.serving.protocol import TapReport
 
 
 @dataclass
@@ -66,7 +66,6 @@ class WorkerReport(KVConnectorWorkerMetadata):
     stored: dict[str, int] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
     load_errors: dict[str, str] = field(default_factory=dict)
-    fetched: dict[str, TierTokens] = field(default_factory=dict)  # request -> what was not in the arena
     tap: TapReport | None = None
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
@@ -80,12 +79,8 @@ class WorkerReport(KVConnectorWorkerMetadata):
             stored=stored,
             gone=self.gone | other.gone,
             load_errors={**self.load_errors, **other.load_errors},
-            fetched={
-                key: max(self.fetched.get(key, TierTokens()), other.fetched.get(key, TierTokens()))
-                for key in self.fetched.keys() | other.fetched.keys()
-            },
             tap=min(taps, key=lambda report: (report.problem is None, report.identical)) if taps else None,
         )
 
     def __bool__(self) -> bool:
-        return bool(self.stored or self.gone or self.load_errors or self.fetched or self.tap)
+        return bool(self.stored or self.gone or self.load_errors or self.tap)

@@ -77,6 +77,11 @@ class WorkerExtension:
         if side is not None:
             side.prefetch(keys)
 
+    def inferscale_loaded(self) -> list[int]:
+        """See ``WorkerSide.loaded``."""
+        side = compat.connector_worker()
+        return list(side.loaded()) if side is not None else []
+
     def inferscale_drop(self, tier: str) -> None:
         """See ``WorkerSide.drop``."""
         side = compat.connector_worker()

@@ -74,10 +74,15 @@ class Accounting:
 
 
 class TierTokens(NamedTuple):
-    """Tokens of the chunks that a load had to bring into the device arena first; the others were there."""
+    """Tokens of chunks that a worker has loaded since it started, by where it found them."""
 
+    arena: int = 0
     host: int = 0
     disk: int = 0
+
+    def since(self, before: TierTokens) -> TierTokens:
+        """What was loaded after an earlier count."""
+        return TierTokens(*(now - then for now, then in zip(self, before, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -196,12 +201,6 @@ def parse_accounting(params: Mapping[str, Any] | None) -> Accounting | None:
     raw = (params or {}).get(PARAMS_KEY) or {}
     fields = raw.get("accounting")
     return Accounting(**fields) if fields else None
-
-
-def parse_tiers(params: Mapping[str, Any] | None) -> TierTokens:
-    """From where a finished request's injected tokens came to the workers."""
-    raw = (params or {}).get(PARAMS_KEY) or {}
-    return TierTokens(*raw.get("tiers", ()))
 
 
 def parse_tap_report(params: Mapping[str, Any] | None) -> TapReport | None:

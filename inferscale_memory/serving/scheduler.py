@@ -24,7 +24,6 @@ from inferscale_memory.serving.protocol import (
     InjectPlan,
     RequestPlan,
     TapReport,
-    TierTokens,
     parse_params,
 )
 
@@ -48,7 +47,6 @@ class RequestState:
     load: LoadRun | None = None
     loaded: LoadRun | None = None
     accounting: Accounting | None = None
-    fetched: TierTokens | None = None
 
 
 class SchedulerSide:
@@ -220,9 +218,6 @@ class SchedulerSide:
                 self._here.discard(key)
             if report.tap is not None:
                 self.tap = report.tap
-            for request_id, fetched in report.fetched.items():
-                if request_id in self._states:
-                    self._states[request_id].fetched = fetched
             for request_id, reason in report.load_errors.items():
                 self._load_failed(request_id, reason, output.invalid_block_ids)
 
@@ -264,8 +259,6 @@ class SchedulerSide:
         result: dict[str, Any] = {"v": VERSION}
         if state.accounting is not None:
             result["accounting"] = state.accounting.as_dict()
-        if state.fetched is not None:
-            result["tiers"] = list(state.fetched)
         if self.tap is not None:
             result["tap"] = asdict(self.tap)
         return {PARAMS_KEY: result}

@@ -14,7 +14,7 @@ from inferscale_memory.config import Settings
 from inferscale_memory.serving import client as vllm_client
 from inferscale_memory.serving import compat
 from inferscale_memory.serving.options import ConnectorOptions
-from inferscale_memory.serving.protocol import WORKER_EXTENSION
+from inferscale_memory.serving.protocol import WORKER_EXTENSION, TierTokens
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +93,11 @@ class Residency:
             self._asked.move_to_end(key)
         while len(self._asked) > REMEMBERED_CHUNKS:
             self._asked.popitem(last=False)
+
+    async def loaded(self) -> TierTokens:
+        """Tokens that a worker has loaded, by where it found them; of the one that found most in slow tiers."""
+        counts = await self._client.collective_rpc("inferscale_loaded") if self._enabled else []
+        return max((TierTokens(*count) for count in counts), key=lambda one: one[::-1], default=TierTokens())
 
     async def drop(self, tier: str) -> None:
         """Have the workers forget the facts' chunks of a tier."""

@@ -18,7 +18,7 @@ from inferscale_memory.serving.loading import Loader
 from inferscale_memory.serving.metadata import CapturePiece, LoadRun, StepMetadata, WorkerReport
 from inferscale_memory.serving.options import ConnectorOptions
 from inferscale_memory.serving.prefetch import Prefetcher
-from inferscale_memory.serving.protocol import TapReport
+from inferscale_memory.serving.protocol import TapReport, TierTokens
 from inferscale_memory.serving.staging import Layer, Staging
 from inferscale_memory.serving.support import refuse_layers
 from inferscale_memory.serving.taps import ExactTap, Tap, UnrotatedTap
@@ -99,6 +99,10 @@ class WorkerSide:
         if self._prefetcher is not None:
             self._prefetcher.ask(keys)
 
+    def loaded(self) -> TierTokens:
+        """Tokens loaded so far, by where they were found."""
+        return self.loader.loaded if self.loader is not None else TierTokens()
+
     def drop(self, tier: str) -> None:
         """Forget the chunks of facts in ``"arena"``, or in ``"memory"`` (host memory too); for measurements."""
         if self.loader is None:
@@ -172,7 +176,6 @@ class WorkerSide:
             outcome = self.loader.fail_all(runs, "load_failed")
         self._bad_blocks |= outcome.bad_blocks
         self.report.load_errors.update(outcome.errors)
-        self.report.fetched.update(outcome.fetched)
         self.report.gone |= outcome.gone
 
     def _ready_writer(self) -> Writer | None:
@@ -221,13 +224,13 @@ class WorkerSide:
             rank=self.store.rank,
             world=self.store.world,
         )
+        assert self.loader is not None
         if not piece.volatile:
             try:
-                self.store.put(chunk)
+                self.loader.keep(chunk)
             except StoreError as error:
                 logger.error("a chunk could not be stored: %s", error)
                 return
-        assert self.loader is not None
         result = self.loader.arena.put(chunk, volatile=piece.volatile)
         self.loader.evicted.extend(result.evicted)
         self._note_evicted()

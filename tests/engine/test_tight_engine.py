@@ -193,12 +193,18 @@ def test_facts_come_from_the_arena_or_host_memory_or_disk_and_say_the_same(tight
     plan = tight.plan(ask(memory.recall("Rome", 6, user_id=user)))
     facts = plan.inject[-1].end - plan.inject[0].end
     run(tight, plan)  # puts the preamble there
-    outputs = [run(tight, plan)]
-    for tier in ("arena", "memory"):
-        tight.drop_chunks(tier)
+    preamble = plan.inject[0].end
+    outputs, loaded = [], []
+    for tier in (None, "arena", "memory", None):
+        if tier is not None:
+            tight.drop_chunks(tier)
+        before = tight.loaded_tokens()
         outputs.append(run(tight, plan))
-    outputs.append(run(tight, plan))
-    assert [tight.tiers(output) for output in outputs] == [(0, 0), (facts, 0), (0, facts), (0, 0)]
+        loaded.append(tight.loaded_tokens().since(before))
+    everything, nothing = preamble + facts, 0
+    assert loaded[0] == loaded[3] == (everything, nothing, nothing)
+    assert loaded[1] == (preamble, facts, nothing)
+    assert loaded[2] == (preamble, nothing, facts)
     assert all(tight.accounting(output) == tight.accounting(outputs[0]) for output in outputs)
     assert [distance(output, outputs[0]) for output in outputs] == [0.0] * 4
 
@@ -213,7 +219,9 @@ def test_chunks_asked_for_ahead_are_in_the_arena_when_the_question_comes(tight, 
     assert not any(key in worker.loader.arena for key in keys)
     tight.prefetch(keys)
     eventually(lambda: all(key in worker.loader.arena for key in keys))
-    assert tight.tiers(run(tight, plan)) == (0, 0)
+    before = tight.loaded_tokens()
+    run(tight, plan)
+    assert tight.loaded_tokens().since(before) == (plan.inject[-1].end, 0, 0)
 
 
 def test_the_scheduler_asks_the_disk_once_for_each_chunk_however_often_it_is_used(

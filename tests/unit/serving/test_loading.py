@@ -108,8 +108,10 @@ def test_only_what_is_asked_for_of_a_run_is_written(loader, paper):
 def test_a_miss_in_the_arena_is_served_from_disk_once(loader, paper, store):
     chunk = chunk_of(0)
     store.put(chunk)
-    assert loader.load([run_of([chunk])], paper).fetched == {"r": TierTokens(disk=TOKENS)}
-    assert loader.load([run_of([chunk])], paper).fetched == {}
+    assert not loader.load([run_of([chunk])], paper).errors
+    assert loader.loaded == TierTokens(disk=TOKENS)
+    assert not loader.load([run_of([chunk])], paper).errors
+    assert loader.loaded == TierTokens(arena=TOKENS, disk=TOKENS)
     assert torch.equal(paper.keys[0], chunk.keys)
 
 
@@ -120,8 +122,9 @@ def test_a_miss_in_the_arena_is_served_from_host_memory_before_disk(store):
         store.put(chunk)
         loader.load([run_of([chunk])], paper)
     assert chunks[0].key not in loader.arena, "the arena holds two of the three"
+    before = loader.loaded
     outcome = loader.load([run_of([chunks[0], chunk_of(9)])], paper)
-    assert outcome.fetched == {"r": TierTokens(host=TOKENS)}
+    assert loader.loaded.since(before) == TierTokens(host=TOKENS)
     assert outcome.errors == {"r": "chunk_unreadable"}
 
 
