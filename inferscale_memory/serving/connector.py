@@ -55,8 +55,12 @@ class InferScaleConnector(KVConnectorBase_V1):
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        """A step replayed from a full CUDA graph would run past the taps."""
-        return True
+        """Whether Python has to run inside every forward.
+
+        Loads are complete before it, and captures are read after it (see ``CacheTap``), so decode steps may replay full
+        graphs. Without our kernels captures hook into the forward: then only piecewise graphs are left.
+        """
+        return extra_config.get("kernels") is False
 
     # -- scheduler side ------------------------------------------------------------------------------------------------
 

@@ -30,12 +30,13 @@ class Tap(ABC):
     """Captures into :class:`Staging` while armed; costs one attribute test per layer while not."""
 
     name: str
+    hooks_writes = True
 
     def __init__(self, layers: list[Layer], block_size: int) -> None:
         self.layers = layers
         self.block_size = block_size
         self.step: StepRows | None = None
-        for index, layer in enumerate(layers):
+        for index, layer in enumerate(layers if self.hooks_writes else ()):
             layer.module.impl.do_kv_cache_update = functools.partial(self._on_write, index, layer.write)
 
     def arm(self, pieces: list[tuple[CapturePiece, Staging]], device: torch.device) -> None:
@@ -50,6 +51,10 @@ class Tap(ABC):
     def disarm(self) -> None:
         """Stop capturing."""
         self.step = None
+
+    def after_forward(self) -> None:
+        """Take what is taken after the forward (most taps have it by then), and stop capturing."""
+        self.disarm()
 
     def _on_write(
         self,

@@ -14,6 +14,7 @@ from inferscale_memory.kv.arena import Arena
 from inferscale_memory.kv.chunk import Chunk
 from inferscale_memory.kv.pool import ChunkPool
 from inferscale_memory.kv.store import ChunkStore
+from inferscale_memory.serving.kernel_taps import compiled_tap
 from inferscale_memory.serving.loading import Loader
 from inferscale_memory.serving.metadata import CapturePiece, LoadRun, StepMetadata, WorkerReport
 from inferscale_memory.serving.options import ConnectorOptions
@@ -21,7 +22,7 @@ from inferscale_memory.serving.prefetch import Prefetcher
 from inferscale_memory.serving.protocol import TapReport, TierTokens
 from inferscale_memory.serving.staging import Layer, Staging
 from inferscale_memory.serving.support import refuse_layers
-from inferscale_memory.serving.taps import ExactTap, Tap, UnrotatedTap
+from inferscale_memory.serving.taps import ExactTap, Tap
 from inferscale_memory.serving.writers import Writer, choose_writer
 
 logger = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class WorkerSide:
             for name, module in modules.items()
         ]
         if compiled:
-            self.tap = UnrotatedTap(self.layers, self.block_size, native=True)
+            self.tap = compiled_tap(self.layers, self.block_size, kernels=self.options.kernels)
         else:
             self.tap = ExactTap(self.layers, self.block_size)
         try:
@@ -193,7 +194,7 @@ class WorkerSide:
         """Store the chunks whose last rows were computed in this step."""
         if self.tap is None:
             return
-        self.tap.disarm()
+        self.tap.after_forward()
         for piece in self._ending:
             staging = self._staging.pop((piece.request_id, piece.key), None)
             if staging is not None:

@@ -1,0 +1,114 @@
+"""Taps of compiled engines that capture with kernels of ours."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+
+from inferscale_memory.serving.rotary import table_of
+from inferscale_memory.serving.staging import Layer, Staging
+from inferscale_memory.serving.taps import Tap, UnrotatedTap
+from inferscale_memory.serving.writers import paged_views
+
+logger = logging.getLogger(__name__)
+
+
+def compiled_tap(layers: list[Layer], block_size: int, *, kernels: bool | None = None) -> Tap:
+    """The best tap for a compiled engine, decided by trying.
+
+    Args:
+        layers: the model's attention layers, their caches bound.
+        block_size: tokens per cache block.
+        kernels: as for ``writers.choose_writer``.
+    """
+    device = layers[0].module.kv_cache.device
+    if kernels or (kernels is None and device.type == "cuda"):
+        try:
+            views = [paged_views(layer) for layer in layers]
+            known = [view for view in views if view is not None]
+            return (
+                CacheTap(layers, block_size, known)
+                if len(known) == len(views)
+                else RowsTap(layers, block_size, native=True)
+            )
+        except Exception as error:  # no compiler, an unknown architecture: torch can do it too
+            logger.warning("KV is captured without kernels: %r", error)
+    return UnrotatedTap(layers, block_size, native=True)
+
+
+class CacheTap(UnrotatedTap):
+    """Reads the paged caches after the forward: all layers in one launch per chunk, keys un-rotated on the way.
+
+    Needs no Python inside the forward, so it holds in steps that replay a full CUDA graph too.
+    """
+
+    hooks_writes = False
+
+    def __init__(self, layers: list[Layer], block_size: int, views: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        from inferscale_kernels.caches import PagedCaches
+
+        super().__init__(layers, block_size, native=True)
+        self._caches = PagedCaches.of([keys for keys, _ in views], [values for _, values in views])
+        self._table: torch.Tensor | None = None
+        if self._module is not None:
+            table = table_of(self._module, layers[0].module.dtype)
+            self._table = None if table is None else table.to(self._caches.device)
+
+    def after_forward(self) -> None:
+        """Capture the pieces of the step that has just run."""
+        from inferscale_kernels.capture import capture_cache
+
+        at = 0
+        for piece, staging in self.step.pieces if self.step is not None else ():
+            assert self.step is not None
+            count = piece.stop - piece.begin
+            slots = self.step.slots[at : at + count]
+            at += count
+            positions = torch.arange(piece.begin, piece.stop, device=slots.device)
+            target = positions - staging.start
+            rotary = self._rotary()
+            capture_cache(self._caches, slots, positions, staging.keys, staging.values, target, self._table, **rotary)
+            if staging.written is not None:  # what verifying compares with: the same rows as they are
+                unused = torch.empty_like(staging.values)
+                capture_cache(self._caches, slots, None, staging.written, unused, target, **rotary)
+            staging.seen[:, piece.begin - staging.start : piece.stop - staging.start] = True
+        super().after_forward()
+
+    def _rotary(self) -> dict[str, Any]:
+        if self._module is None:
+            return {"neox": True, "rotary_dim": self.layers[0].head_dim}
+        return {"neox": getattr(self._module, "is_neox_style", True), "rotary_dim": self._module.rotary_dim}
+
+    def pre_rope(self, staging: Staging) -> torch.Tensor:
+        """Keys as they were staged: un-rotated already."""
+        return staging.keys
+
+
+class RowsTap(UnrotatedTap):
+    """Captures each layer's rows as they are written, in one launch per layer and chunk.
+
+    For engines that pack their caches in a way of their own.
+    """
+
+    def _capture(self, index: int, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
+        from inferscale_kernels.capture import capture_rows
+
+        step, layer = self.step, self.layers[index]
+        assert step is not None
+        step.locate(slots)
+        assert step.rows is not None
+        assert step.found is not None
+        keys, values = (states.view(-1, layer.kv_heads, layer.head_dim) for states in (key, value))
+        at = 0
+        for piece, staging in step.pieces:
+            here, first = slice(at, at + piece.stop - piece.begin), piece.begin - staging.start
+            there = slice(first, first + piece.stop - piece.begin)
+            rows = step.rows[here]
+            target = torch.arange(there.start, there.stop, device=rows.device)
+            capture_rows(keys, values, rows, staging.keys[index], staging.values[index], target)
+            staging.seen[index, there] = step.found[here]
+            if staging.written is not None:
+                staging.written[index, there] = staging.keys[index, there]
+            at = here.stop
