@@ -218,6 +218,8 @@ class MemoryFinding(MemoryEncoding):
             refresh,
             ranks=[ranks[fact_id] for fact_id in placed],
         )
+        if self._ahead is not None:
+            self._ahead.recalled((scored.fact.id, scored.fact.revision) for scored in found)
         with self._scores_lock:
             self._scores[token] = {fact_id: scored.score for fact_id, scored in by_id.items()}
             self._scores.move_to_end(token)

@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -14,6 +15,7 @@ from sqlalchemy import Engine
 from sqlalchemy.engine import make_url
 
 from inferscale_memory import metrics
+from inferscale_memory.ahead import FetchAhead
 from inferscale_memory.config import Settings, load_settings, unknown_variables
 from inferscale_memory.db import open_database
 from inferscale_memory.encoding.encoder import BackgroundEncoder
@@ -85,6 +87,7 @@ class MemoryParts:
         self.engine: LocalEngine | None = None
         self.encoder: BackgroundEncoder | None = None
         self._resolver: MemoryResolver | None = None
+        self._ahead: FetchAhead | None = None
         self._database = _open(self.settings)
         try:
             upgrade(self._database)
@@ -116,11 +119,17 @@ class MemoryParts:
             self.store, self.ledger, self.handles, self._secrets, self.policy, side, self._look_for, self._scores_of
         )
         engine.bind(self._resolver)
+        if engine.unsupported is None and not self.policy.positional:
+            self._ahead = FetchAhead(partial(self._chunk_keys, engine.fingerprint), engine.prefetch)
         if encode and engine.unsupported is None:
             self.encoder = BackgroundEncoder(
                 self.store, self.ledger, self.chunks, engine, self.policy, self._resolver.encode_salt
             )
             self.encoder.start()
+
+    def _chunk_keys(self, fingerprint: str, fact_ids: Sequence[str]) -> list[str]:
+        """Chunks of those of these facts that are encoded."""
+        return [ref.key for ref in self.ledger.lookup(fact_ids, fingerprint, self.policy.name).values()]
 
     @property
     def retriever(self) -> Retriever:

@@ -224,6 +224,16 @@ def test_chunks_asked_for_ahead_are_in_the_arena_when_the_question_comes(tight, 
     assert tight.loaded_tokens().since(before) == (plan.inject[-1].end, 0, 0)
 
 
+def test_a_recall_has_its_chunks_fetched(tight, open_memory, user, worker):
+    memory = open_memory(tight, policy="preamble")
+    ids = remember(memory, travels(6), user)
+    keys = [key_of(memory, fact_id) for fact_id in ids]
+    tight.drop_chunks("memory")
+    assert not any(key in worker.loader.arena for key in keys)
+    memory.recall("Rome", 6, user_id=user)
+    eventually(lambda: all(key in worker.loader.arena for key in keys))
+
+
 def test_the_scheduler_asks_the_disk_once_for_each_chunk_however_often_it_is_used(
     tight, open_memory, user, monkeypatch
 ):

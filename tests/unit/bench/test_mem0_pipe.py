@@ -132,7 +132,10 @@ def test_requests_are_answered_in_their_order_and_by_their_number() -> None:
     assert second == {"id": 8, "error": "KeyError: 'none'"}
 
 
-def test_without_a_set_up_mem0_the_command_that_makes_it_is_named(tmp_path: Path) -> None:
+def test_without_a_set_up_mem0_the_command_that_makes_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INFERSCALE_MODELS_DIR", str(tmp_path))
     with pytest.raises(InvalidInputError, match="Run: inferscale bench mem0-setup"):
         mem0_client.mem0_python(tmp_path, None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ class StandIn(WritingEngine):
         self.fingerprint = fingerprint
         self.resolver: Any = None
         self.deletions_followed = 0
+        self.prefetched: list[str] = []
         super().__init__(ChunkStore(self.settings.kv_folder), **options)
 
     def bind(self, resolver: Any) -> None:
@@ -28,3 +30,6 @@ class StandIn(WritingEngine):
 
     def follow_deletions(self) -> None:
         self.deletions_followed += 1
+
+    def prefetch(self, keys: Sequence[str]) -> None:
+        self.prefetched.extend(keys)

@@ -1,0 +1,69 @@
+"""Chunks of recalled facts are asked for before the question comes."""
+
+from __future__ import annotations
+
+import threading
+
+from inferscale_memory.ahead import FetchAhead
+from inferscale_memory.errors import StoreError
+
+
+class Engine:
+    """Writes down what it is asked for, in which thread."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[str]] = []
+        self.threads: set[int] = set()
+        self.done = threading.Semaphore(0)
+
+    def keys_of(self, fact_ids):
+        self.threads.add(threading.get_ident())
+        return [f"chunk of {fact_id}" for fact_id in fact_ids if fact_id != "not encoded"]
+
+    def fetch(self, keys):
+        self.asked.append(list(keys))
+        self.done.release()
+
+    def wait(self, times: int) -> None:
+        for _ in range(times):
+            assert self.done.acquire(timeout=20)
+
+
+def test_what_is_encoded_of_a_recall_is_asked_for_off_the_callers_thread():
+    engine = Engine()
+    FetchAhead(engine.keys_of, engine.fetch).recalled([("a", 1), ("not encoded", 1), ("b", 2)])
+    engine.wait(1)
+    assert engine.asked == [["chunk of a", "chunk of b"]]
+    assert threading.get_ident() not in engine.threads
+
+
+def test_a_fact_is_asked_for_once_for_each_of_its_revisions():
+    engine = Engine()
+    ahead = FetchAhead(engine.keys_of, engine.fetch)
+    ahead.recalled([("a", 1)])
+    engine.wait(1)
+    ahead.recalled([("a", 1)])
+    ahead.recalled([("a", 2), ("b", 1)])
+    engine.wait(1)
+    assert engine.asked == [["chunk of a"], ["chunk of a", "chunk of b"]]
+
+
+def test_a_memory_that_is_closed_meanwhile_is_no_error():
+    engine = Engine()
+    failed = threading.Event()
+
+    def closed(fact_ids):
+        failed.set()
+        raise StoreError("this memory is closed")
+
+    FetchAhead(closed, engine.fetch).recalled([("a", 1)])
+    assert failed.wait(20)
+    assert engine.asked == []
+
+
+def test_recalls_are_never_kept_waiting_by_a_database_that_hangs():
+    engine, hang = Engine(), threading.Event()
+    ahead = FetchAhead(lambda fact_ids: hang.wait(20) and [], engine.fetch)
+    for number in range(100):
+        ahead.recalled([(f"fact {number}", 1)])
+    hang.set()
