@@ -4,55 +4,74 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from inferscale_memory.daemons import BusyError, DaemonPool
 from inferscale_memory.errors import StoreError
-from inferscale_memory.timeboxed import BusyError, DaemonPool
 
 logger = logging.getLogger(__name__)
 
 REMEMBERED_FACTS = 65_536
 WAITING = 16
+FRESH_SECONDS = 60.0
 
 
 class FetchAhead:
     """Looks up the chunks of recalled facts in a thread of its own, and asks for them; a recall never waits for it.
 
-    Facts that were asked for lately are not looked up again. All of it is a guess: what it is wrong about, or too slow
-    for, the engine fetches when the question comes.
+    Facts that were asked for within the last minute are not looked up again. All of it is a guess: what it is wrong
+    about, or too slow for, the engine fetches when the question comes.
 
     Args:
-        keys_of: chunk keys of those of these facts that are encoded.
+        keys_of: of these facts, the chunk key of each that is encoded.
         fetch: asks for chunks; returns at once.
+        clock: seconds, never going back.
     """
 
     def __init__(
-        self, keys_of: Callable[[Sequence[str]], Iterable[str]], fetch: Callable[[Sequence[str]], None]
+        self,
+        keys_of: Callable[[Sequence[str]], Mapping[str, str]],
+        fetch: Callable[[Sequence[str]], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._keys_of, self._fetch = keys_of, fetch
+        self._keys_of, self._fetch, self._clock = keys_of, fetch, clock
         self._pool = DaemonPool(1, WAITING)
         self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[str, int], None] = OrderedDict()
+        self._asked: OrderedDict[tuple[str, int], float] = OrderedDict()
+        self._closed = False
 
     def recalled(self, facts: Iterable[tuple[str, int]]) -> None:
         """These facts, as (id, revision), are about to be asked about."""
+        since = self._clock() - FRESH_SECONDS
         with self._lock:
-            new = [fact for fact in facts if fact not in self._known]
-            self._known.update(dict.fromkeys(new))
-            while len(self._known) > REMEMBERED_FACTS:
-                self._known.popitem(last=False)
+            new = [fact for fact in facts if self._asked.get(fact, since) <= since]
         if new:
             try:
-                self._pool.submit(lambda: self._ask([fact_id for fact_id, _ in new]))
+                self._pool.submit(lambda: self._ask(new))
             except BusyError:
                 logger.debug("%d facts are not fetched ahead: %d recalls wait already.", len(new), WAITING)
 
-    def _ask(self, fact_ids: Sequence[str]) -> None:
-        try:
-            keys = list(self._keys_of(fact_ids))
-        except StoreError as error:  # the memory may have been closed meanwhile
-            logger.debug("%d facts are not fetched ahead: %s", len(fact_ids), error)
+    def close(self) -> None:
+        """Look nothing up any more."""
+        self._closed = True
+
+    def _ask(self, facts: Sequence[tuple[str, int]]) -> None:
+        if self._closed:
             return
+        try:
+            keys = self._keys_of([fact_id for fact_id, _ in facts])
+        except StoreError as error:  # the memory may have been closed meanwhile
+            logger.debug("%d facts are not fetched ahead: %s", len(facts), error)
+            return
+        now = self._clock()
+        with self._lock:
+            for fact in facts:
+                if fact[0] in keys:
+                    self._asked[fact] = now
+                    self._asked.move_to_end(fact)
+            while len(self._asked) > REMEMBERED_FACTS:
+                self._asked.popitem(last=False)
         if keys:
-            self._fetch(keys)
+            self._fetch(list(keys.values()))

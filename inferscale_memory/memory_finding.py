@@ -219,7 +219,9 @@ class MemoryFinding(MemoryEncoding):
             ranks=[ranks[fact_id] for fact_id in placed],
         )
         if self._ahead is not None:
-            self._ahead.recalled((scored.fact.id, scored.fact.revision) for scored in found)
+            # The refreshed ones, the last, are prefilled.
+            injected = placed[: len(placed) - refresh]
+            self._ahead.recalled((fact_id, by_id[fact_id].fact.revision) for fact_id in injected)
         with self._scores_lock:
             self._scores[token] = {fact_id: scored.score for fact_id, scored in by_id.items()}
             self._scores.move_to_end(token)

@@ -127,9 +127,10 @@ class MemoryParts:
             )
             self.encoder.start()
 
-    def _chunk_keys(self, fingerprint: str, fact_ids: Sequence[str]) -> list[str]:
-        """Chunks of those of these facts that are encoded."""
-        return [ref.key for ref in self.ledger.lookup(fact_ids, fingerprint, self.policy.name).values()]
+    def _chunk_keys(self, fingerprint: str, fact_ids: Sequence[str]) -> dict[str, str]:
+        """Chunk keys of those of these facts that are encoded, by fact id."""
+        found = self.ledger.lookup(fact_ids, fingerprint, self.policy.name)
+        return {fact_id: ref.key for fact_id, ref in found.items()}
 
     @property
     def retriever(self) -> Retriever:
@@ -212,6 +213,8 @@ class MemoryParts:
             if self._closed:
                 return
             self._closed = True
+        if self._ahead is not None:
+            self._ahead.close()
         if self.encoder is not None:
             self.encoder.stop()
         if self._retriever is not None:

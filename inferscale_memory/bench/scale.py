@@ -26,6 +26,7 @@ from inferscale_memory.bench.common import (
 )
 from inferscale_memory.bench.panels import Line, Panel, draw
 from inferscale_memory.bench.plots import check_plot
+from inferscale_memory.bench.scheduling import scheduler_us
 from inferscale_memory.bench.shapes import shape_of_model
 from inferscale_memory.bench.standins import RandomEmbedder
 from inferscale_memory.errors import EngineError, InvalidInputError
@@ -51,6 +52,7 @@ PROMPT_COLUMNS = {
     "plan_ms": "plan ms",
     "inject_ms": "inject TTFT ms",
     "plan_bytes": "plan bytes",
+    "scheduler_us": "scheduler us",
 }
 SEARCH_COLUMNS = {"facts": "facts", "users": "users", "search_ms": "search ms", "recall_ms": "recall ms"}
 
@@ -72,8 +74,8 @@ def run(
     """Measure, print three tables, write the files.
 
     - facts in the prompt: really encoded ones, found by the real embedder: ``recall_ms`` (embedding, search, handle),
-      ``plan_ms`` (handle to token ids and plan), ``inject_ms`` (engine only, one token, native cache cold) and
-      ``plan_bytes`` (what travels to the scheduler, as JSON).
+      ``plan_ms`` (handle to token ids and plan), ``inject_ms`` (engine only, one token, native cache cold),
+      ``plan_bytes`` (what travels to the scheduler, as JSON) and ``scheduler_us`` (what it does with that).
     - facts of one user, and users of 10 facts each: ``search_ms`` and ``recall_ms`` for 10 facts, in one memory each
       without an engine, texts embedded by a stand-in.
 
@@ -140,10 +142,16 @@ def measure(bench: Bench, ks: Sequence[int], fact_tokens: int, repeat: int) -> l
             "prompt_tokens": len(plans[k].token_ids),
             # Less the span of the text before the facts.
             "plan_bytes": len(json_module.dumps(inject_params(plans[k].inject), separators=(",", ":"))),
+            "scheduler_us": round(_scheduling(bench, plans[k]), 1),
             **medians(found[k]),
         }
         for k in ks
     ]
+
+
+def _scheduling(bench: Bench, plan: Plan) -> float:
+    engine = bench.engine
+    return scheduler_us(plan, engine.settings.kv_folder, engine.fingerprint, engine.block_size)
 
 
 def _plan(bench: Bench, k: int) -> Plan:

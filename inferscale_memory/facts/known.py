@@ -41,6 +41,7 @@ class KnownFacts:
         self._capacity = capacity
         self._facts: OrderedDict[str, Fact] = OrderedDict()
         self._lock = threading.Lock()
+        self._forgotten = 0
 
     def __len__(self) -> int:
         return len(self._facts)
@@ -50,6 +51,7 @@ class KnownFacts:
         current: dict[str, int] = {}
         sources: dict[str, list[str]] = {}
         # Below the ORM: it would take most of the time of this, which stands in the way of every question.
+        forgotten = self._forgotten
         session.flush()
         connection = session.connection()
         for some in batches(ids):
@@ -57,11 +59,11 @@ class KnownFacts:
                 current[fact_id] = revision
                 if turn_id is not None:
                     sources.setdefault(fact_id, []).append(turn_id)
-            self.forget(fact_id for fact_id in some if fact_id not in current)
+            self._drop([fact_id for fact_id in some if fact_id not in current])
         kept = self._kept(current)
         for some in batches(fact_id for fact_id in current if fact_id not in kept):
             fresh = [to_fact(row, ()) for row in session.scalars(select(FactRow).where(FactRow.id.in_(some)))]
-            self._keep(fresh)
+            self._keep(fresh, forgotten)
             kept.update((fact.id, fact) for fact in fresh)
         # Metadata is plain data, which the one who is given it may change.
         return {
@@ -71,6 +73,12 @@ class KnownFacts:
 
     def forget(self, ids: Iterable[str]) -> None:
         """Drop what is kept of deleted facts."""
+        with self._lock:
+            self._forgotten += 1
+            for fact_id in ids:
+                self._facts.pop(fact_id, None)
+
+    def _drop(self, ids: Iterable[str]) -> None:
         with self._lock:
             for fact_id in ids:
                 self._facts.pop(fact_id, None)
@@ -88,8 +96,10 @@ class KnownFacts:
                     del self._facts[fact_id]
         return found
 
-    def _keep(self, facts: Iterable[Fact]) -> None:
+    def _keep(self, facts: Iterable[Fact], forgotten: int) -> None:
         with self._lock:
+            if forgotten != self._forgotten:  # something was deleted since these rows were read: perhaps one of them
+                return
             self._facts.update((fact.id, fact) for fact in facts)
             while len(self._facts) > self._capacity:
                 self._facts.popitem(last=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -43,7 +43,7 @@ class Arena:
     every layer, so one list of slots gathers a prompt of any number of chunks, without concatenating, cloning or
     zero-filling. Slots are given out one by one if need be (see ``SlotAllocator``), so nothing is lost to
     fragmentation. The memory is taken once, ``S`` being what the budget holds; on a CPU the system commits it as it is
-    first used. What leaves is overwritten: attention states can be turned back into text.
+    first used. Slots that are given back are overwritten: attention states can be turned back into text.
 
     Books are locked, so that chunks may be put by one thread while another locates them. On a CUDA device copies run
     on a stream of their own, ordered against the gathers by events; nothing waits on the host.
@@ -88,6 +88,8 @@ class Arena:
         self._volatile: set[str] = set()
         self._holders = 0
         self._held: set[str] = set()
+        self.evicted: deque[str] = deque()
+        """Keys that had to make room, for whoever keeps track of what is here and takes them out."""
         self._leaving: list[Resident] = []  # replaced or deleted while held: their slots are freed afterwards
 
     # -- size ----------------------------------------------------------------------------------------------------------
@@ -173,15 +175,16 @@ class Arena:
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    def put(self, chunk: Chunk, *, volatile: bool = False) -> PutResult:
+    def put(self, chunk: Chunk, *, volatile: bool = False, held: bool = False) -> PutResult:
         """Copy ``chunk`` in as the most recently used, making room if need be.
 
         Refused, with nothing changed: a chunk of another shape or dtype than the arena, one larger than the whole
         arena, and one for which only chunks that are held would have to go.
 
         Args:
-            chunk: on any device. On a CUDA device the copy of a pinned chunk is only enqueued: keep it until it ran.
-            volatile: no slower tier has it, so that its eviction loses it. Only remembered, for ``is_volatile``.
+            chunk: on any device.
+            volatile: no slower tier has it, so that its eviction loses it: others go first.
+            held: hold it as ``locate`` would, so that it is still here when the caller locates it.
         """
         if not self._fits(chunk):
             return PutResult(stored=False)
@@ -190,7 +193,13 @@ class Arena:
             if room is None:
                 return PutResult(stored=False)
             extents, evicted = room
-        self._copy_in(chunk, extents)
+            self.evicted.extend(evicted)
+        try:
+            self._copy_in(chunk, extents)
+        except BaseException:
+            with self._lock:
+                self._slots.free(extents)
+            raise
         resident = Resident(
             key=chunk.key,
             slots=np.concatenate([np.arange(extent.start, extent.stop, dtype=np.int64) for extent in extents]),
@@ -203,6 +212,8 @@ class Arena:
             self._chunks[chunk.key] = resident
             if volatile:
                 self._volatile.add(chunk.key)
+            if held and self._holders:
+                self._held.add(chunk.key)
         return PutResult(stored=True, evicted=evicted)
 
     def delete(self, keys: Iterable[str]) -> int:
@@ -259,12 +270,13 @@ class Arena:
         same = self._chunks.get(keep)
         if same is not None and keep not in self._held:
             free += same.chunk.num_tokens
-        for key, resident in self._chunks.items():
+        # What can be had again goes before what would be lost, the least recently used first.
+        for key in sorted(self._chunks, key=self._volatile.__contains__) if free < count else ():
             if free >= count:
                 break
             if key not in self._held and key != keep:
                 victims.append(key)
-                free += resident.chunk.num_tokens
+                free += self._chunks[key].chunk.num_tokens
         if free < count:
             return None
         for key in (*victims, keep):
@@ -287,7 +299,7 @@ class Arena:
         return True
 
     def _release(self, resident: Resident) -> None:
-        with self._copies.writing():
+        with self._copies.writing(after_current=False):
             for start, stop in resident.extents:
                 self.keys[:, start:stop].zero_()
                 self.values[:, start:stop].zero_()
@@ -295,7 +307,7 @@ class Arena:
 
     def _copy_in(self, chunk: Chunk, extents: tuple[Extent, ...]) -> None:
         device = self.keys.device
-        with self._copies.writing():
+        with self._copies.writing(after_current=chunk.keys.is_cuda):
             # To the device in one piece, then to its rows: strided copies from the host would go through a temporary.
             keys = chunk.keys.to(device, non_blocking=True)
             values = chunk.values.to(device, non_blocking=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -87,7 +88,7 @@ class ChunkPool:
                 evicted and swept like any other, since keeping what was deleted elsewhere would be worse.
         """
         chunk = chunk.pinned() if self._pin else chunk.compact()
-        size = chunk.footprint
+        size = _pinned_bytes(chunk) if self._pin else chunk.footprint
         if size > self.capacity_bytes:
             return PutResult(stored=False)
         with self._lock:
@@ -110,8 +111,15 @@ class ChunkPool:
             return sum(self._remove(key) for key in keys)
 
     def delete(self, keys: Iterable[str]) -> int:
-        """``evict``, by the name that every tier has for it."""
-        return self.evict(keys)
+        """``evict`` for good: page-locked copies, which are this pool's own and are not given back, are overwritten."""
+        wanted = list(keys)
+        with self._lock:
+            own = [self._chunks[key] for key in wanted if self._pin and key in self._chunks]
+            count = self.evict(wanted)
+        for chunk in own:
+            chunk.keys.zero_()
+            chunk.values.zero_()
+        return count
 
     def clear(self) -> None:
         """Drop everything."""
@@ -136,7 +144,8 @@ class ChunkPool:
             StoreError: the books differ from the content, or the budget is exceeded.
         """
         with self._lock:
-            counted = {key: chunk.footprint for key, chunk in self._chunks.items()}
+            measure = _pinned_bytes if self._pin else operator.attrgetter("footprint")
+            counted = {key: measure(chunk) for key, chunk in self._chunks.items()}
             if counted != self._sizes or sum(counted.values()) != self._used:
                 raise StoreError(f"pool books say {self._used} bytes, content is {sum(counted.values())} bytes.")
             if any(key != chunk.key for key, chunk in self._chunks.items()):
@@ -152,3 +161,8 @@ class ChunkPool:
         self._used -= self._sizes.pop(key)
         self._volatile.discard(key)
         return True
+
+
+def _pinned_bytes(chunk: Chunk) -> int:
+    """What page-locked tensors take: torch rounds each up to a power of two."""
+    return sum(1 << (tensor.nbytes - 1).bit_length() for tensor in (chunk.keys, chunk.values))

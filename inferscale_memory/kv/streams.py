@@ -25,6 +25,7 @@ class CopyStream:
 
     def __init__(self, device: torch.device) -> None:
         self._lock = threading.Lock()
+        self._device = device
         self._torch: Any = None
         if device.type == "cuda":
             self._torch = require("torch", "cuda", "copies on a CUDA device")
@@ -35,16 +36,20 @@ class CopyStream:
             self._read.record(self._torch.cuda.current_stream(device))
 
     @contextmanager
-    def writing(self) -> Iterator[None]:
-        """What is enqueued within runs on the side stream, behind all reads so far."""
+    def writing(self, *, after_current: bool) -> Iterator[None]:
+        """What is enqueued within runs on the side stream, behind all reads so far.
+
+        Args:
+            after_current: also behind this thread's current stream, where the source has just been computed.
+        """
         if self._torch is None:
             yield
             return
-        current = self._torch.cuda.current_stream()
+        current = self._torch.cuda.current_stream(self._device)
         with self._lock, self._torch.cuda.stream(self._stream):
             self._stream.wait_event(self._read)
-            # A source that this thread has just computed, a capture say, is still under way on its own stream.
-            self._stream.wait_stream(current)
+            if after_current:
+                self._stream.wait_stream(current)
             yield
             self._written.record(self._stream)
 
@@ -59,10 +64,10 @@ class CopyStream:
         """What this thread enqueues next on its current stream runs behind all writes so far."""
         if self._torch is not None:
             with self._lock:
-                self._torch.cuda.current_stream().wait_event(self._written)
+                self._torch.cuda.current_stream(self._device).wait_event(self._written)
 
     def reads_enqueued(self) -> None:
         """Writes from now on run behind what has been enqueued on the current stream."""
         if self._torch is not None:
             with self._lock:
-                self._read.record(self._torch.cuda.current_stream())
+                self._read.record(self._torch.cuda.current_stream(self._device))

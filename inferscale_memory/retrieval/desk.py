@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from threading import Lock
 
 import numpy as np
 
+from inferscale_memory.daemons import DaemonPool
 from inferscale_memory.errors import InvalidInputError, StoreError
 from inferscale_memory.retrieval.base import Embedder, EmbeddingError
 from inferscale_memory.retrieval.batching import embed_each
 
-QUESTION_BATCH = 256
+QUESTION_BATCH = 64
 """Questions that one call of the embedder gets at most."""
+STALLED_SECONDS = 1.0
+SERVERS = 8
 
 
 class Question:
@@ -35,17 +38,20 @@ class Question:
 
 
 class EmbeddingDesk:
-    """Embeds questions in a thread of its own, one batch after the other.
+    """Embeds questions off the callers' threads, one batch after the other.
 
     A question that comes alone is embedded at once: nobody waits for company. A batch that fails is embedded again
-    one question at a time, so that one bad question costs only itself.
+    one question at a time, so that one bad question costs only itself. A call of the embedder that takes longer than
+    ``STALLED_SECONDS`` no longer holds up questions that come after that, and never keeps a program from ending.
     """
 
     def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
         self._lock = Lock()
         self._waiting: list[Question] = []
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inferscale-questions")
+        self._serving: dict[object, float] = {}  # who serves, and since when the present batch is with the embedder
+        self._pool = DaemonPool(SERVERS)
+        self._closed = False
 
     def ask(self, texts: Sequence[str]) -> list[Question]:
         """Have questions embedded, in one call of the embedder if there are no more than ``QUESTION_BATCH``.
@@ -58,23 +64,33 @@ class EmbeddingDesk:
             check_question(text)
         questions = [Question(text) for text in texts]
         with self._lock:
-            if questions and not self._waiting:
-                try:
-                    self._thread.submit(self._serve)
-                except RuntimeError as error:  # closed, or the interpreter is ending
-                    raise StoreError("this memory is closed; what it holds is safe. Open it again.") from error
+            if self._closed:
+                raise StoreError("this memory is closed; what it holds is safe. Open it again.")
             self._waiting += questions
+            now = time.monotonic()
+            if questions and all(now - since > STALLED_SECONDS for since in self._serving.values()):
+                server = object()
+                self._serving[server] = now
+                self._pool.submit(lambda: self._serve(server))
         return questions
 
     def close(self) -> None:
         """Take no more questions; those that wait are still embedded."""
-        self._thread.shutdown(wait=False)
-
-    def _serve(self) -> None:
         with self._lock:
-            questions, self._waiting = self._waiting, []
-        # Questions whose caller has gone away are not embedded.
-        questions = [question for question in questions if question.future.set_running_or_notify_cancel()]
+            self._closed = True
+
+    def _serve(self, server: object) -> None:
+        while True:
+            with self._lock:
+                questions, self._waiting = self._waiting, []
+                if not questions:
+                    del self._serving[server]
+                    return
+                self._serving[server] = time.monotonic()
+            # Questions whose caller has gone away are not embedded.
+            self._embed([question for question in questions if question.future.set_running_or_notify_cancel()])
+
+    def _embed(self, questions: Sequence[Question]) -> None:
         try:
             results = embed_each(self._embedder, [question.text for question in questions], QUESTION_BATCH)
         except BaseException as error:  # handed to those who wait: nobody else would ever see it

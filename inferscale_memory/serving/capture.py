@@ -28,7 +28,7 @@ from inferscale_memory.serving.resolve import Plan
 logger = logging.getLogger(__name__)
 
 KNOWN_KEYS = 65_536
-# A volatile chunk that does not fit the workers' pool would otherwise be captured again for every question.
+# A volatile chunk that does not fit the workers' arena would otherwise be captured again for every question.
 MAX_LOST = 3
 LOST_SECONDS = 60.0
 

@@ -6,6 +6,7 @@ load), load (fill the blocks before the forward).
 
 from __future__ import annotations
 
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -57,10 +58,12 @@ class InferScaleConnector(KVConnectorBase_V1):
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
         """Whether Python has to run inside every forward.
 
-        Loads are complete before it, and captures are read after it (see ``CacheTap``), so decode steps may replay full
-        graphs. Without our kernels captures hook into the forward: then only piecewise graphs are left.
+        Loads are complete before it, and captures are read after it (see ``CacheTap``), so decode steps may replay
+        full graphs. Without our kernels captures hook into the forward, and only piecewise graphs are left. Where
+        kernels are wanted and the caches turn out to be packed in a way of their own, rows that a full graph hides are
+        noticed, and the fact is encoded again.
         """
-        return extra_config.get("kernels") is False
+        return extra_config.get("kernels") is False or importlib.util.find_spec("triton") is None
 
     # -- scheduler side ------------------------------------------------------------------------------------------------
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import copy
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from inferscale_memory.config import Settings, load_settings
 from inferscale_memory.errors import EncodingError, EngineError
@@ -17,16 +18,12 @@ from inferscale_memory.serving import compat, tiers, warmup
 from inferscale_memory.serving.capture import Capturer
 from inferscale_memory.serving.identity import engine_fingerprint
 from inferscale_memory.serving.loop import LoopThread, close_at_exit
-from inferscale_memory.serving.openai_api import OpenAISide, accounting_of
+from inferscale_memory.serving.openai_api import OpenAISide
+from inferscale_memory.serving.options import ConnectorOptions
+from inferscale_memory.serving.plans import EnginePlans
 from inferscale_memory.serving.prepare import Preparer
-from inferscale_memory.serving.protocol import (
-    Accounting,
-    CaptureResult,
-    CaptureSpan,
-    TierTokens,
-    inject_params,
-)
-from inferscale_memory.serving.resolve import HandleResolver, Plan
+from inferscale_memory.serving.protocol import CaptureResult, CaptureSpan
+from inferscale_memory.serving.resolve import HandleResolver
 from inferscale_memory.serving.support import SupportReport, refuse_config
 
 logger = logging.getLogger(__name__)
@@ -34,7 +31,7 @@ logger = logging.getLogger(__name__)
 SHUTDOWN_SECONDS = 30.0
 
 
-class LocalEngine:
+class LocalEngine(EnginePlans):
     """A vLLM engine whose prompts may hold KV handles.
 
     Usable from sync code (``chat``), async code (``achat``) and notebooks; every method has a streaming form. Answers
@@ -51,6 +48,7 @@ class LocalEngine:
         arena: memory on the device that each worker keeps chunks in, such as ``"2GiB"`` or ``"15%"``; default from the
             settings. On CUDA it comes out of ``gpu_memory_utilization``.
         host_cache: host memory of each worker behind it; default from the settings.
+        kernels: ``False`` injects and captures without kernels of ours, also on CUDA; then full CUDA graphs are off.
         options: vLLM's own engine and chat-serving options, such as ``max_model_len``, ``enforce_eager``,
             ``chat_template``, ``enable_auto_tool_choice``, ``tool_call_parser``. The demo model's tools are on.
 
@@ -70,6 +68,7 @@ class LocalEngine:
         require_scope: bool = False,
         arena: str | int | None = None,
         host_cache: str | int | None = None,
+        kernels: bool | None = None,
         **options: Any,
     ) -> None:
         vllm_client.refuse_respawn()
@@ -104,7 +103,8 @@ class LocalEngine:
             self.unsupported = refuse_config(config, backend)
         self.fingerprint = engine_fingerprint(path, config, backend, self.settings.models_folder / "digests")
         if self.unsupported is None:
-            tiers.configure(arguments, self.memory_plan, self.settings.kv_folder, self.fingerprint)
+            folder, plan = self.settings.kv_folder, self.memory_plan
+            tiers.configure(arguments, ConnectorOptions(folder, self.fingerprint, *plan, kernels))
         elif inject:
             logger.warning("%s is served by plain prefill: %s.", self.model, self.unsupported)
         self._loop = LoopThread("inferscale-engine")
@@ -129,7 +129,8 @@ class LocalEngine:
         state = await compat.serving_state(self.client, path, {"served_model_name": [self.model], **frontend})
         self.openai = OpenAISide(self, state)
         self.tokenizer = self.client.renderer.tokenizer
-        self.prompt = PromptBuilder(self.tokenizer, chat_template=self.openai.chat_template)
+        # A copy of its own: prompts are made in several threads, and vLLM changes settings of the one it works with.
+        self.prompt = PromptBuilder(copy.deepcopy(self.tokenizer), chat_template=self.openai.chat_template)
         self.capturer = Capturer(self.client)
         self._residency = tiers.Residency(self.client)
         self.preparer = Preparer(self)
@@ -168,22 +169,6 @@ class LocalEngine:
         except (EngineError, EncodingError) as error:
             # A dead engine holds no memory; its text, vectors and files are erased all the same.
             logger.warning("the engine was not told of a deletion: %s", error)
-
-    def prefetch(self, keys: Sequence[str]) -> None:
-        """Have the workers bring chunks into their memory in the background; returns at once, whatever becomes of it.
-
-        What they probably have is not asked for again.
-        """
-        if not self._closed and self.unsupported is None:
-            self._loop.loop.call_soon_threadsafe(self._residency.prefetch, list(keys))
-
-    def drop_chunks(self, tier: Literal["arena", "memory"] = "arena") -> None:
-        """Have the workers forget the facts' chunks in their arena, or in host memory too; for measurements."""
-        self._loop.run(self._open._residency.drop(tier))
-
-    def loaded_tokens(self) -> TierTokens:
-        """Tokens of chunks that the workers have loaded since the start, by where they found them."""
-        return self._loop.run(self._open._residency.loaded())
 
     # -- chat ----------------------------------------------------------------------------------------------------------
 
@@ -250,76 +235,6 @@ class LocalEngine:
             PromptError: the chat template cannot render the messages.
         """
         return self._loop.run(self._open.preparer.count(messages, dict(options)))
-
-    # -- below the OpenAI surface --------------------------------------------------------------------------------------
-
-    def plan(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Plan:
-        """Token ids, salt and plan of a conversation, as :meth:`chat` would send it; without sending it."""
-        return self._loop.run(self._open.preparer.chat(messages, dict(options)))
-
-    def generate(self, plan: Plan, *, inject: bool = True, salt: str | None = None, **sampling: Any) -> Any:
-        """Run a plan with vLLM's ``SamplingParams`` and return vLLM's final ``RequestOutput``; for benches and tests.
-
-        Args:
-            plan: from :meth:`plan`.
-            inject: ``False`` prefills the same tokens.
-            salt: cache salt; default the plan's own.
-            sampling: fields of ``SamplingParams``.
-        """
-        return self._loop.run(self._generate(plan, inject=inject, salt=salt, sampling=sampling))
-
-    async def agenerate(self, plan: Plan, *, inject: bool = True, salt: str | None = None, **sampling: Any) -> Any:
-        """Async twin of :meth:`generate`."""
-        return await self._loop.arun(self._generate(plan, inject=inject, salt=salt, sampling=sampling))
-
-    def astream_generate(
-        self, plan: Plan, *, inject: bool = True, salt: str | None = None, **sampling: Any
-    ) -> AsyncIterator[Any]:
-        """As :meth:`agenerate`, but each ``RequestOutput`` as it comes, with the tokens that are new in it."""
-        return self._loop.astream(self._outputs(plan, inject=inject, salt=salt, sampling=sampling))
-
-    def accounting(self, output: Any) -> Accounting:
-        """Where the prompt tokens of a ``RequestOutput`` came from."""
-        return accounting_of(output.kv_transfer_params, output.num_cached_tokens or 0, len(output.prompt_token_ids))
-
-    # -- work on the engine's loop -------------------------------------------------------------------------------------
-
-    async def _generate(self, plan: Plan, *, inject: bool, salt: str | None, sampling: dict[str, Any]) -> Any:
-        outputs = self._outputs(plan, inject=inject, salt=salt, sampling={**sampling, "whole": True})
-        finished = [output async for output in outputs]
-        if not finished:
-            raise EncodingError("the request ended without an output.")
-        return finished[-1]
-
-    async def _outputs(
-        self, plan: Plan, *, inject: bool, salt: str | None, sampling: dict[str, Any]
-    ) -> AsyncGenerator[Any, None]:
-        client = self._open.client
-        inject = inject and bool(plan.inject)
-        if inject:
-            await self.capturer.ensure(plan)
-        params = inject_params(plan.inject if inject else [])
-        async for output in vllm_client.stream_request(
-            client, plan.token_ids, params, salt=salt or plan.salt, **sampling
-        ):
-            if output.finished and inject:
-                self.settle(plan, self.accounting(output))
-            yield output
-
-    def settle(self, plan: Plan, accounting: Accounting) -> None:
-        """Learn from what became of a plan: which chunks the workers turned out not to have."""
-        self.capturer.learn(plan, accounting)
-        self._residency.used([span.key for span in plan.inject])
-        self._report_missing(plan, accounting)
-
-    def _report_missing(self, plan: Plan, accounting: Accounting) -> None:
-        """Tell the memory which chunks the engine stopped at; it looks at their files in a thread of its own."""
-        covered = accounting.injected + accounting.local_hit
-        volatile = {span.key for span in plan.ensure}
-        keys = [span.key for span in plan.inject if span.end > covered and span.key not in volatile]
-        about_chunks = (accounting.fallback_reason or "").startswith("chunk_")
-        if keys and about_chunks and self._resolver is not None:
-            self._loop.loop.run_in_executor(None, self._resolver.missing, keys)
 
     @property
     def _open(self) -> Self:

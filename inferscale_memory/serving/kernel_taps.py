@@ -28,11 +28,7 @@ def compiled_tap(layers: list[Layer], block_size: int, *, kernels: bool | None =
         try:
             views = [paged_views(layer) for layer in layers]
             known = [view for view in views if view is not None]
-            return (
-                CacheTap(layers, block_size, known)
-                if len(known) == len(views)
-                else RowsTap(layers, block_size, native=True)
-            )
+            return CacheTap(layers, block_size, known) if len(known) == len(views) else RowsTap(layers, block_size)
         except Exception as error:  # no compiler, an unknown architecture: torch can do it too
             logger.warning("KV is captured without kernels: %r", error)
     return UnrotatedTap(layers, block_size, native=True)
@@ -55,6 +51,24 @@ class CacheTap(UnrotatedTap):
         if self._module is not None:
             table = table_of(self._module, layers[0].module.dtype)
             self._table = None if table is None else table.to(self._caches.device)
+        self._try()
+
+    def _try(self) -> None:
+        """Run the kernel both ways, on a row of vLLM's padding block: what cannot be compiled fails now.
+
+        Raises:
+            RuntimeError: it does not read what is there.
+        """
+        from inferscale_kernels.capture import capture_cache
+
+        caches, layer = self._caches, self.layers[0]
+        shape = (2, caches.layers, 1, layer.kv_heads, layer.head_dim)
+        keys, values = torch.empty(shape, dtype=layer.module.dtype, device=caches.device).unbind(0)
+        first = torch.zeros(1, dtype=torch.int64, device=caches.device)
+        capture_cache(caches, first, first, keys, values, first, self._table, **self._rotary())
+        capture_cache(caches, first, None, keys, values, first, **self._rotary())
+        if not (torch.equal(keys[0, 0], caches.keys[0][0, 0]) and torch.equal(values[0, 0], caches.values[0][0, 0])):
+            raise RuntimeError("the capture kernel does not read what the cache holds")
 
     def after_forward(self) -> None:
         """Capture the pieces of the step that has just run."""
@@ -91,6 +105,18 @@ class RowsTap(UnrotatedTap):
 
     For engines that pack their caches in a way of their own.
     """
+
+    def __init__(self, layers: list[Layer], block_size: int) -> None:
+        from inferscale_kernels.capture import capture_rows
+
+        super().__init__(layers, block_size, native=True)
+        layer = layers[0]
+        shape = (2, 1, layer.kv_heads, layer.head_dim)
+        sample = torch.ones(shape, dtype=layer.module.dtype, device=layer.module.kv_cache.device)
+        there, first = torch.zeros_like(sample), torch.zeros(1, dtype=torch.int64, device=sample.device)
+        capture_rows(sample[0], sample[1], first, there[0], there[1], first)
+        if not torch.equal(there, sample):
+            raise RuntimeError("the capture kernel does not copy what it is given")
 
     def _capture(self, index: int, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
         from inferscale_kernels.capture import capture_rows

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -53,13 +53,16 @@ class Loader:
         self.arena, self.host, self.store = arena, host, store
         self.fingerprint = fingerprint
         self.block_size = block_size
-        self.evicted: deque[str] = deque()  # by any thread, for the scheduler
         self.loaded = TierTokens()
 
     # -- fetching ------------------------------------------------------------------------------------------------------
 
-    def fetch(self, key: str) -> tuple[Resident | None, str]:
+    def fetch(self, key: str, *, held: bool = False) -> str | None:
         """Bring a chunk into the arena, and say from which tier; ``None`` when it does not fit there now, or never.
+
+        Args:
+            key: of the chunk.
+            held: hold it there, see ``Arena.put``.
 
         Raises:
             ChunkError: no tier has it whole.
@@ -71,15 +74,21 @@ class Loader:
         if chunk is None:
             tier = "disk"
             chunk = self.store.get(key, self.fingerprint)
-            if self.host is not None:
-                self.host.put(chunk)
-                chunk = self.host.find(key, self.fingerprint) or chunk
-        result = self.arena.put(chunk)
-        self.evicted.extend(result.evicted)
-        if self.store.generation() != generation and not self.store.exists(key, self.fingerprint):
+            self._into_host(chunk)
+        result = self.arena.put(chunk, held=held)
+        # Host memory may not have followed the last deletion yet.
+        suspect = tier == "host" or self.store.generation() != generation
+        if suspect and not self.store.exists(key, self.fingerprint):
             self.forget([key])
             raise ChunkError(f"chunk {key[:12]} was deleted while it was read.")
-        return (self.arena.locate(key) if result.stored else None), tier
+        return tier if result.stored else None
+
+    def _into_host(self, chunk: Chunk) -> None:
+        if self.host is not None:
+            try:
+                self.host.put(chunk)
+            except RuntimeError as error:  # no more memory can be pinned: then it comes from disk the next time too
+                logger.warning("chunk %s is not kept in host memory: %s", chunk.key[:12], error)
 
     def keep(self, chunk: Chunk) -> None:
         """Write a new chunk to disk, and to host memory where that is a tier of its own.
@@ -87,11 +96,10 @@ class Loader:
         Raises:
             StoreError: it could not be written.
         """
-        if self.host is not None and chunk.keys.is_cuda:
-            chunk = chunk.pinned()  # copied from the device once, for both
+        if chunk.keys.is_cuda:  # copied from the device once, for both
+            chunk = replace(chunk, keys=chunk.keys.cpu(), values=chunk.values.cpu())
         self.store.put(chunk)
-        if self.host is not None:
-            self.host.put(chunk)
+        self._into_host(chunk)
 
     def forget(self, keys: Iterable[str]) -> None:
         """Take chunks out of both memories."""
@@ -114,12 +122,9 @@ class Loader:
                 ready: list[Rows] = []
                 while waiting:
                     try:
-                        rows = self._gather(waiting[0], writer, outcome)
+                        rows = self._gather(waiting[0], writer, outcome, alone=not ready)
                     except _ArenaFullError:
-                        if ready:
-                            break  # let go of what these hold, then go on
-                        self._fail(waiting[0], waiting[0].begin, "arena_too_small", outcome)
-                        rows = None
+                        break  # let go of what the others hold, then go on
                     waiting.pop(0)
                     if rows is not None:
                         ready.append(rows)
@@ -128,11 +133,11 @@ class Loader:
                     writer.write(Rows.joined(ready))
         return outcome
 
-    def _gather(self, run: LoadRun, writer: Writer | None, outcome: LoadOutcome) -> Rows | None:
+    def _gather(self, run: LoadRun, writer: Writer | None, outcome: LoadOutcome, *, alone: bool) -> Rows | None:
         if writer is None:
             self._fail(run, run.begin, "rotary_unknown", outcome)
             return None
-        found, reason = self._residents(run, outcome)
+        found, reason = self._residents(run, outcome, alone=alone)
         tokens = np.frombuffer(run.tokens, dtype=np.int32)
         if found:
             there = np.concatenate([resident.tokens for resident in found])
@@ -149,22 +154,31 @@ class Loader:
         slots = np.concatenate([resident.slots for resident in found])[run.begin - run.start : stop - run.start]
         return Rows.of_prompt(slots, run.begin, run.block_ids, self.block_size)
 
-    def _residents(self, run: LoadRun, outcome: LoadOutcome) -> tuple[list[Resident], str]:
-        """The run's chunks up to the first that cannot be had, and why that cannot."""
+    def _residents(self, run: LoadRun, outcome: LoadOutcome, *, alone: bool) -> tuple[list[Resident], str]:
+        """The run's chunks up to the first that cannot be had, and why that cannot.
+
+        Raises:
+            _ArenaFullError: there is no room beside what others of this load hold.
+        """
         found: list[Resident] = []
         start, reason, count = run.start, "", Counter[str]()
         for key, end in zip(run.keys, run.ends, strict=True):
             resident, tier = self.arena.locate(key), "arena"
             if resident is None:
                 try:
-                    resident, tier = self.fetch(key)
+                    fetched = self.fetch(key, held=True)
                 except ChunkError as error:
                     logger.warning("chunk %s is a miss: %s", key[:12], error)
                     outcome.gone.add(key)
                     reason = "chunk_unreadable"
                     break
-                if resident is None:
+                resident = self.arena.locate(key) if fetched else None
+                if resident is None and not alone:
                     raise _ArenaFullError
+                if resident is None:
+                    reason = "arena_too_small"
+                    break
+                tier = fetched or tier
             if len(resident.slots) != end - start:
                 reason = "chunk_shape"
                 break

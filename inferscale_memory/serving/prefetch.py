@@ -8,6 +8,8 @@ import queue
 import threading
 from collections.abc import Sequence
 
+import torch
+
 from inferscale_memory.errors import InferScaleError
 from inferscale_memory.serving import compat
 from inferscale_memory.serving.loading import Loader
@@ -51,6 +53,9 @@ class Prefetcher:
         self._thread = None
 
     def _run(self) -> None:
+        device = self._loader.arena.keys.device
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # per thread; pinning memory would go to the first device
         while (keys := self._asked.get()) is not None:
             for key in keys:
                 if self._stop.is_set():

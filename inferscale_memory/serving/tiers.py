@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from inferscale_memory.budget import MemoryBudget, utilization_beside
@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 HOST_CACHE_BESIDE_CUDA = "4GiB"
 REMEMBERED_CHUNKS = 65_536
+FRESH_SECONDS = 60.0
 
 
 class MemoryPlan(NamedTuple):
@@ -45,7 +46,7 @@ def plan(settings: Settings, arena: str | int | None, host_cache: str | int | No
     return MemoryPlan(MemoryBudget.parse(wanted).resolve(device), MemoryBudget.parse(host).resolve(machine))
 
 
-def configure(arguments: Any, memory: MemoryPlan, root: Path, fingerprint: str) -> None:
+def configure(arguments: Any, options: ConnectorOptions) -> None:
     """Put connector and tiers into vLLM's engine arguments.
 
     On CUDA the arena is taken out of vLLM's share of the device. Where the user fixed vLLM's cache in bytes nothing is
@@ -54,32 +55,32 @@ def configure(arguments: Any, memory: MemoryPlan, root: Path, fingerprint: str) 
     Raises:
         InvalidInputError: the arena leaves the model nothing.
     """
-    options = ConnectorOptions(root, fingerprint, memory.arena_bytes, memory.host_bytes)
     arguments.kv_transfer_config = vllm_client.transfer_config(options)
     arguments.disable_hybrid_kv_cache_manager = True
     if not arguments.worker_extension_cls:
         arguments.worker_extension_cls = WORKER_EXTENSION
     if not compat.platform_is_cpu() and not arguments.kv_cache_memory_bytes:
         arguments.gpu_memory_utilization = utilization_beside(
-            arguments.gpu_memory_utilization, memory.arena_bytes, compat.device_memory()
+            arguments.gpu_memory_utilization, options.arena_bytes, compat.device_memory()
         )
 
 
 class Residency:
     """Asks the workers to fetch chunks ahead, and remembers for which it has; lives on the engine's loop.
 
-    What is remembered is a guess, bounded by count: a chunk it is wrong about is fetched by the load itself.
+    What is remembered is a guess, for a minute: a chunk it is wrong about is fetched by the load itself.
     """
 
     def __init__(self, client: Any) -> None:
         self._client = client
         self._enabled = client.vllm_config.parallel_config.worker_extension_cls == WORKER_EXTENSION
-        self._asked: OrderedDict[str, None] = OrderedDict()
+        self._asked: OrderedDict[str, float] = OrderedDict()  # key -> when it was last asked for or used
         self._tasks: set[asyncio.Task[None]] = set()
 
     def prefetch(self, keys: Sequence[str]) -> None:
         """Ask for the chunks that were not asked for or used lately."""
-        new = [key for key in keys if key not in self._asked]
+        since = time.monotonic() - FRESH_SECONDS
+        new = [key for key in keys if self._asked.get(key, since) <= since]
         self.used(keys)
         if new and self._enabled:
             task = asyncio.get_running_loop().create_task(self._send(new))
@@ -88,8 +89,9 @@ class Residency:
 
     def used(self, keys: Sequence[str]) -> None:
         """These chunks are in the workers' memory now."""
+        now = time.monotonic()
         for key in keys:
-            self._asked[key] = None
+            self._asked[key] = now
             self._asked.move_to_end(key)
         while len(self._asked) > REMEMBERED_CHUNKS:
             self._asked.popitem(last=False)

@@ -138,6 +138,8 @@ class WorkerSide:
         keys = {*arena.all_keys(), *(host.keys() if host is not None else ())}
         gone = {key for key in keys - self._preambles if not self.store.exists(key, self.fingerprint)}
         self.loader.forget(gone)
+        if gone and self._writer is not None:
+            self._writer.wipe()
         self.report.gone.update(gone)
 
     def _device(self) -> torch.device:
@@ -194,7 +196,11 @@ class WorkerSide:
         """Store the chunks whose last rows were computed in this step."""
         if self.tap is None:
             return
-        self.tap.after_forward()
+        try:
+            self.tap.after_forward()
+        except Exception:  # a fact that is not encoded now is encoded again; the answers of this step stand
+            logger.exception("captures of this step are lost")
+            self.tap.disarm()
         for piece in self._ending:
             staging = self._staging.pop((piece.request_id, piece.key), None)
             if staging is not None:
@@ -229,11 +235,10 @@ class WorkerSide:
         if not piece.volatile:
             try:
                 self.loader.keep(chunk)
-            except StoreError as error:
+            except (StoreError, RuntimeError) as error:  # the disk is full, or memory is
                 logger.error("a chunk could not be stored: %s", error)
                 return
         result = self.loader.arena.put(chunk, volatile=piece.volatile)
-        self.loader.evicted.extend(result.evicted)
         self._note_evicted()
         if piece.volatile and result.stored:
             self.report.gone.discard(piece.key)
@@ -243,8 +248,9 @@ class WorkerSide:
 
     def _note_evicted(self) -> None:
         if self.loader is not None:
-            while self.loader.evicted:
-                key = self.loader.evicted.popleft()
+            evicted = self.loader.arena.evicted
+            while evicted:
+                key = evicted.popleft()
                 self._preambles.discard(key)
                 self.report.gone.add(key)
 

@@ -69,6 +69,10 @@ class Writer(Protocol):
         """Enqueue the copy of these rows. The caller has made sure that they are in the arena and stay there."""
         ...
 
+    def wipe(self) -> None:
+        """Overwrite what is left of rows that were written."""
+        ...
+
 
 class PortableWriter:
     """Through the engine's own cache write, layer by layer.
@@ -92,6 +96,10 @@ class PortableWriter:
         indices = rows.on(self._keys.device)
         for part in indices.split(GROUP_ROWS, dim=1):
             self._write(*part.unbind(0))
+
+    def wipe(self) -> None:
+        """See ``Writer``."""
+        self._scratch.zero_()
 
     def _write(self, source: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
         count = len(source)
@@ -127,6 +135,9 @@ class KernelWriter:
         source, positions, slots = rows.on(self._arena.keys.device).unbind(0)
         arena = self._arena
         self._inject(arena.keys, arena.values, source, positions, slots, self._caches, self._table, **self._rotary)
+
+    def wipe(self) -> None:
+        """See ``Writer``: rows go from the arena to the caches, and nowhere else."""
 
 
 def choose_writer(

@@ -10,9 +10,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from inferscale_memory.daemons import BusyError, DaemonPool
 from inferscale_memory.handle import Handle
 from inferscale_memory.scope import Scope
-from inferscale_memory.timeboxed.pool import BusyError, DaemonPool
 
 KEPT_TURNS = 1_000
 WORKERS = 8

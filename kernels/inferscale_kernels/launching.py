@@ -89,7 +89,8 @@ class Launch:
         No fusion: a product that is rounded before it is added must stay so (fp32, and "native"). No limit of
         registers: left to itself, ptxas spills one to stay below a step of occupancy that these kernels do not need.
         """
-        return {"num_warps": self.warps, "num_stages": 1, "enable_fp_fusion": False, "maxnreg": _REGISTERS}
+        options = {"num_warps": self.warps, "num_stages": 1, "enable_fp_fusion": False}
+        return options if torch.version.hip else {**options, "maxnreg": _REGISTERS}
 
     def run(self, device: torch.device) -> None:
         """Run on ``device``'s current stream; does not wait for it."""

@@ -75,3 +75,12 @@ def test_no_more_than_the_capacity_is_kept(store, saved):
 def test_more_facts_than_one_statement_names_are_read(store, alice):
     facts = store.add([NewFact(f"fact {n}") for n in range(1200)], alice).facts
     assert read(store, facts) == read(store, facts) == {fact.id: fact for fact in facts}
+
+
+def test_a_row_read_before_a_deletion_is_not_kept_after_it(store, saved):
+    known = KnownFacts()
+    kept = known._kept
+    known._kept = lambda current: known.forget([saved[0].id]) or kept(current)
+    with store._read(None) as session:
+        assert len(known.read(session, [fact.id for fact in saved])) == 3
+    assert len(known) == 0

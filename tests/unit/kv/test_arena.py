@@ -184,3 +184,33 @@ def test_threads_that_put_while_one_reads_never_show_it_a_torn_chunk(make_chunk,
     assert not failures
     assert found > 100
     arena.check_integrity()
+
+
+def test_a_copy_that_fails_leaves_the_books_right(make_chunk, monkeypatch):
+    arena = arena_of(2 * TOKENS)
+    arena.put(make_chunk(0))
+    with monkeypatch.context() as patch:
+        patch.setattr(arena, "_copy_in", lambda *_: (_ for _ in ()).throw(RuntimeError("out of memory")))
+        with pytest.raises(RuntimeError, match="out of memory"):
+            arena.put(make_chunk(1))
+    arena.check_integrity()
+    assert arena.used_tokens == TOKENS
+    assert arena.put(make_chunk(2)).stored
+
+
+def test_what_can_be_had_again_makes_room_before_what_would_be_lost(make_chunk):
+    arena = arena_of(3 * TOKENS)
+    arena.put(make_chunk(0), volatile=True)
+    arena.put(make_chunk(1))
+    arena.put(make_chunk(2))
+    assert arena.put(make_chunk(3)).evicted == (make_chunk(1).key,)
+    assert list(arena.evicted) == [make_chunk(1).key]
+
+
+def test_a_chunk_that_is_put_as_held_is_still_there_when_it_is_located(make_chunk):
+    arena = arena_of(TOKENS)
+    with arena.hold():
+        arena.put(make_chunk(0), held=True)
+        assert not arena.put(make_chunk(1)).stored
+        assert arena.locate(make_chunk(0).key) is not None
+    assert arena.put(make_chunk(1)).stored

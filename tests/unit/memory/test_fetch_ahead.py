@@ -18,7 +18,7 @@ class Engine:
 
     def keys_of(self, fact_ids):
         self.threads.add(threading.get_ident())
-        return [f"chunk of {fact_id}" for fact_id in fact_ids if fact_id != "not encoded"]
+        return {fact_id: f"chunk of {fact_id}" for fact_id in fact_ids if fact_id != "not encoded"}
 
     def fetch(self, keys):
         self.asked.append(list(keys))
@@ -37,15 +37,42 @@ def test_what_is_encoded_of_a_recall_is_asked_for_off_the_callers_thread():
     assert threading.get_ident() not in engine.threads
 
 
-def test_a_fact_is_asked_for_once_for_each_of_its_revisions():
-    engine = Engine()
-    ahead = FetchAhead(engine.keys_of, engine.fetch)
+def test_within_a_minute_a_fact_is_asked_for_once_for_each_of_its_revisions():
+    engine, now = Engine(), [0.0]
+    ahead = FetchAhead(engine.keys_of, engine.fetch, clock=lambda: now[0])
     ahead.recalled([("a", 1)])
     engine.wait(1)
     ahead.recalled([("a", 1)])
     ahead.recalled([("a", 2), ("b", 1)])
     engine.wait(1)
     assert engine.asked == [["chunk of a"], ["chunk of a", "chunk of b"]]
+    now[0] = 61.0
+    ahead.recalled([("b", 1)])
+    engine.wait(1)
+    assert engine.asked[2:] == [["chunk of b"]], "it may have left the arena since"
+
+
+def test_a_fact_that_was_not_encoded_yet_is_asked_for_when_it_is():
+    engine = Engine()
+    ahead = FetchAhead(engine.keys_of, engine.fetch, clock=lambda: 0.0)
+    encoded = {}
+    ahead._keys_of = lambda ids: engine.done.release() or dict(encoded)
+    ahead.recalled([("a", 1)])
+    engine.wait(1)
+    encoded["a"] = "chunk of a"
+    ahead.recalled([("a", 1)])
+    engine.wait(2)
+    assert engine.asked == [["chunk of a"]]
+
+
+def test_a_memory_that_is_closed_looks_nothing_up():
+    engine = Engine()
+    ahead = FetchAhead(engine.keys_of, engine.fetch)
+    ahead.close()
+    ahead.recalled([("a", 1)])
+    ahead._pool.submit(engine.done.release)
+    engine.wait(1)
+    assert engine.asked == []
 
 
 def test_a_memory_that_is_closed_meanwhile_is_no_error():
@@ -63,7 +90,7 @@ def test_a_memory_that_is_closed_meanwhile_is_no_error():
 
 def test_recalls_are_never_kept_waiting_by_a_database_that_hangs():
     engine, hang = Engine(), threading.Event()
-    ahead = FetchAhead(lambda fact_ids: hang.wait(20) and [], engine.fetch)
+    ahead = FetchAhead(lambda fact_ids: hang.wait(20) and {}, engine.fetch)
     for number in range(100):
         ahead.recalled([(f"fact {number}", 1)])
     hang.set()

@@ -54,6 +54,10 @@ class Paper:
     """A writer that writes down what it was given, and what the arena held there."""
 
     arena: Arena
+
+    def wipe(self) -> None:
+        """Nothing is left."""
+
     passes: list[Rows] = field(default_factory=list)
     keys: list[torch.Tensor] = field(default_factory=list)
     name: str = "paper"
@@ -133,7 +137,7 @@ def test_what_leaves_the_arena_for_another_chunk_is_told(store):
     for number in range(2):
         store.put(chunk_of(number))
         loader.load([run_of([chunk_of(number)])], Paper(loader.arena))
-    assert list(loader.evicted) == [chunk_of(0).key]
+    assert list(loader.arena.evicted) == [chunk_of(0).key]
 
 
 def test_a_step_that_needs_more_than_the_arena_holds_is_written_in_several_passes(store):
@@ -149,14 +153,16 @@ def test_a_step_that_needs_more_than_the_arena_holds_is_written_in_several_passe
     loader.arena.check_integrity()
 
 
-def test_a_request_that_needs_more_than_the_arena_holds_is_prefilled(store):
+def test_of_a_request_that_needs_more_than_the_arena_holds_the_rest_is_prefilled(store):
     loader = loader_of(store, tokens=2 * TOKENS)
     chunks = [chunk_of(number) for number in range(3)]
     for chunk in chunks:
         store.put(chunk)
-    outcome = loader.load([run_of(chunks)], Paper(loader.arena))
+    paper = Paper(loader.arena)
+    outcome = loader.load([run_of(chunks)], paper)
     assert outcome.errors == {"r": "arena_too_small"}
-    assert outcome.bad_blocks == {10, 11, 12, 13}
+    assert outcome.bad_blocks == {12, 13}
+    assert paper.passes[0].positions.tolist() == list(range(8)), "as far as it goes"
 
 
 def test_a_miss_keeps_the_whole_blocks_before_it(loader, paper):
@@ -212,6 +218,25 @@ def test_a_chunk_deleted_while_it_is_read_does_not_come_back(loader, paper, stor
     monkeypatch.setattr(store, "get", read_then_lose)
     assert loader.load([run_of([chunk])], paper).errors == {"r": "chunk_unreadable"}
     assert chunk.key not in loader.arena
+
+
+def test_a_chunk_deleted_before_host_memory_was_told_does_not_come_back(store):
+    loader = loader_of(store, host=1 << 20)
+    chunk = chunk_of(0)
+    loader.keep(chunk)
+    store.delete([chunk.key])
+    assert loader.load([run_of([chunk])], Paper(loader.arena)).errors == {"r": "chunk_unreadable"}
+    assert chunk.key not in loader.arena
+    assert not loader.host.exists(chunk.key)
+
+
+def test_host_memory_that_cannot_be_had_is_done_without(store, monkeypatch):
+    loader = loader_of(store, host=1 << 20)
+    monkeypatch.setattr(loader.host, "put", lambda chunk: (_ for _ in ()).throw(RuntimeError("cannot pin")))
+    loader.keep(chunk_of(0))
+    paper = Paper(loader.arena)
+    assert not loader.load([run_of([chunk_of(0)])], paper).errors
+    assert torch.equal(paper.keys[0], chunk_of(0).keys)
 
 
 def test_a_recall_brings_its_chunks_in_before_the_question(loader, store):
