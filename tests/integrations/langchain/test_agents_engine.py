@@ -202,9 +202,9 @@ def test_the_agent_answers_while_memory_is_down_and_with_facts_afterwards(
         elif kind == "breaks after the search":
             patch.setattr(memory.handles, "open", unreadable)
         elif kind == "raises":
-            patch.setattr(memory, "search", lambda *_, **__: 1 / 0)
+            patch.setattr(memory.retriever, "search", lambda *_, **__: 1 / 0)
         else:
-            patch.setattr(memory, "search", lambda *_, **__: released.wait(60))
+            patch.setattr(memory.retriever, "search", lambda *_, **__: released.wait(60))
         [down] = answers_in(agent.invoke(ask(), config)["messages"])
         released.set()
     assert down.text

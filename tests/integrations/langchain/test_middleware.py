@@ -362,7 +362,7 @@ def outage(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         if kind == "closed":
             memory.close()
         else:
-            monkeypatch.setattr(memory, "search", {"raises": broken, "hangs": hanging}[kind])
+            monkeypatch.setattr(memory.retriever, "search", {"raises": broken, "hangs": hanging}[kind])
 
     yield begin
     released.set()
