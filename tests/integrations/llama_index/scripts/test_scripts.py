@@ -51,6 +51,8 @@ async def test_refreshing_every_fact_gives_the_answers_of_the_facts_as_plain_tex
     stage, name, mode, turns, in_plain_text
 ):
     entry = ENTRIES[name]
+    # Refreshed facts stand in the order of their ranks: so shall those in plain text.
+    stage.memory.settings = stage.memory.settings.model_copy(update={"order": "ranked"})
     if (name, turns) not in in_plain_text:
         in_plain_text[name, turns] = await stage.play(entry, mode, turns, side="plain")
     plain = in_plain_text[name, turns]
