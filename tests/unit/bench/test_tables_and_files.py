@@ -14,8 +14,17 @@ from inferscale_memory.serving.resolve import Plan
 
 
 def case(k: int = 50, **seconds: list[float]) -> ttft.Case:
-    given = {"prefill": [1.2, 1.0, 1.1], "inject": [0.1], "prefix_hit": [0.08], "query_to_first_token": [0.15]}
-    made = ttft.Case(k, Plan(token_ids=list(range(1320))), [], injectable=1280, hit=1280)
+    given = {
+        "prefill": [1.2, 1.0, 1.1],
+        "inject": [0.1],
+        "inject_host": [0.11],
+        "inject_disk": [0.2],
+        "default": [0.12],
+        "prefix_hit": [0.08],
+        "query_to_first_token": [0.15],
+    }
+    plan = Plan(token_ids=list(range(1320)))
+    made = ttft.Case(k, plan, plan, plan, [], injectable=1280, hit=1280, facts=1250)
     made.seconds.update({**given, **seconds})
     return made
 
@@ -154,3 +163,10 @@ def test_a_plot_without_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises((MissingExtraError, ImportError), match="matplotlib"):
         plots.check_plot(Path("t.png"))
+
+
+def test_growth_is_that_from_five_to_fifty_facts_where_both_were_measured() -> None:
+    few, many, most = (ttft.row(case(k, inject=[seconds]), 3) for k, seconds in ((5, 0.1), (50, 0.15), (100, 0.9)))
+    assert ttft.growth([few, many, most]) == {"from": 5, "to": 50, "inject": 1.5, "prefix_hit": 1.0}
+    assert ttft.growth([many, most])["to"] == 100
+    assert ttft.growth([many]) is None

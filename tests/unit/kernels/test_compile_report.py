@@ -57,11 +57,12 @@ def test_no_product_is_fused_with_a_sum():
 def test_interpreting_before_changes_nothing_that_is_compiled(monkeypatch, tmp_path):
     from test_inject_kernel import PLAIN, both
 
+    # Folders of their own, so that nothing compiled before, by this checkout or another, is found in them.
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path / "before"))
     before = ptx(Case("inject"))
     with interpreted():
         both(PLAIN)
-    # A folder of its own, so that nothing compiled before is found in it.
-    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path / "after"))
     assert ptx(Case("inject")) == before
 
 

@@ -126,6 +126,8 @@ def test_a_question_is_embedded_by_one_thread_and_the_others_keep_theirs(real_mo
     embedder = SentenceTransformerEmbedder(real_model, device="cpu")
     usual = torch.get_num_threads()
     torch.set_num_threads(usual + 1)
+    if torch.get_num_threads() != usual + 1:
+        pytest.skip("an engine of another test runs in this process, and fixes the number of threads")
     try:
         embedder.load()
         counts = []
