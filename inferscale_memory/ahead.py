@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from inferscale_memory.daemons import BusyError, DaemonPool
 from inferscale_memory.errors import StoreError
+from inferscale_memory.lately import Lately
 
 logger = logging.getLogger(__name__)
 
-REMEMBERED_FACTS = 65_536
 WAITING = 16
-FRESH_SECONDS = 60.0
 
 
 class FetchAhead:
@@ -36,17 +33,14 @@ class FetchAhead:
         fetch: Callable[[Sequence[str]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._keys_of, self._fetch, self._clock = keys_of, fetch, clock
+        self._keys_of, self._fetch = keys_of, fetch
         self._pool = DaemonPool(1, WAITING)
-        self._lock = threading.Lock()
-        self._asked: OrderedDict[tuple[str, int], float] = OrderedDict()
+        self._asked = Lately[tuple[str, int]](clock)
         self._closed = False
 
     def recalled(self, facts: Iterable[tuple[str, int]]) -> None:
         """These facts, as (id, revision), are about to be asked about."""
-        since = self._clock() - FRESH_SECONDS
-        with self._lock:
-            new = [fact for fact in facts if self._asked.get(fact, since) <= since]
+        new = self._asked.others(facts)
         if new:
             try:
                 self._pool.submit(lambda: self._ask(new))
@@ -65,13 +59,6 @@ class FetchAhead:
         except StoreError as error:  # the memory may have been closed meanwhile
             logger.debug("%d facts are not fetched ahead: %s", len(facts), error)
             return
-        now = self._clock()
-        with self._lock:
-            for fact in facts:
-                if fact[0] in keys:
-                    self._asked[fact] = now
-                    self._asked.move_to_end(fact)
-            while len(self._asked) > REMEMBERED_FACTS:
-                self._asked.popitem(last=False)
+        self._asked.note(fact for fact in facts if fact[0] in keys)
         if keys:
             self._fetch(list(keys.values()))

@@ -53,7 +53,7 @@ class DaemonPool:
             self._queue.append((future, work))
             if len(self._queue) > self._idle and self._threads < self._workers:
                 self._threads += 1
-                threading.Thread(target=self._work, name="inferscale-agent-memory", daemon=True).start()
+                threading.Thread(target=self._work, name="inferscale-daemon", daemon=True).start()
             else:
                 self._changed.notify()
         return future

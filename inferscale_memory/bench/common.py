@@ -19,15 +19,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from inferscale_memory.bench.facts import make_facts
+from inferscale_memory.bench.prompts import check_encoded, check_whole, conversation
 from inferscale_memory.errors import EngineError, UnsupportedModelError
 from inferscale_memory.throwaway import throwaway_home
 
 if TYPE_CHECKING:
     from inferscale_memory.memory import Memory
     from inferscale_memory.serving.engine import LocalEngine
+    from inferscale_memory.serving.resolve import Plan
 
 USER = "bench"
-SYSTEM = "You are a helpful assistant."
 TABLE_WIDTH = 120
 MAX_WIDTH = 1_000
 _CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"
@@ -51,10 +52,25 @@ class Bench:
         if not facts:
             return
         self.memory.add(facts, user_id=USER)
+        self.wait_until_encoded(user_id=USER)
+
+    def wait_until_encoded(self, **scope: Any) -> None:
+        """Wait for the facts of a scope, or of everybody, with a bar.
+
+        Raises:
+            EngineError: some could not be encoded.
+        """
         with progress("encoding facts") as bar:
-            report = self.memory.flush(progress=bar, user_id=USER)
-        if report.parked:
-            raise EngineError(f"{len(report.parked)} facts were not encoded: {report.parked[0].reason}")
+            check_encoded(self.memory.flush(progress=bar, **scope))
+
+    def plan(self, question: str, k: int, refresh: int | None = None) -> Plan:
+        """The plan of a question with ``k`` facts, see ``messages``.
+
+        Raises:
+            EngineError: not all of them were found, or some of the prompt is not injected as planned.
+        """
+        plan = self.engine.plan(self.messages(question, k, refresh), max_tokens=1, user_id=USER)
+        return check_whole(plan, f"the prompt of {k} facts")
 
     def messages(self, question: str, k: int, refresh: int | None = None) -> list[dict[str, str]]:
         """Recall ``k`` facts and put their handle into the system message; plain messages for 0.
@@ -70,12 +86,6 @@ class Bench:
         if len(handle.facts) != k:
             raise EngineError(f"{len(handle.facts)} facts were recalled, wanted {k}: the others are too much alike.")
         return conversation(question, handle)
-
-
-def conversation(question: str, handle: str = "") -> list[dict[str, str]]:
-    """The messages of a question, with the handle in the system message."""
-    system = f"{SYSTEM}\n{handle}" if handle else SYSTEM
-    return [{"role": "system", "content": system}, {"role": "user", "content": question}]
 
 
 @contextmanager

@@ -9,8 +9,14 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from inferscale_memory.bench.common import Bench, conversation, fresh_salt
+from inferscale_memory.bench.common import (
+    Bench,
+    fresh_salt,
+)
 from inferscale_memory.bench.load import Answer, WrongSourceError
+from inferscale_memory.bench.prompts import (
+    conversation,
+)
 from inferscale_memory.errors import EngineError
 from inferscale_memory.scope import Scope
 

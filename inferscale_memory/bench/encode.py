@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from inferscale_memory.bench.common import (
-    SYSTEM,
     Bench,
-    conversation,
     describe,
     fresh_salt,
     open_engine,
@@ -25,6 +23,13 @@ from inferscale_memory.bench.common import (
 from inferscale_memory.bench.facts import make_facts
 from inferscale_memory.bench.panels import Panel, draw
 from inferscale_memory.bench.plots import check_plot
+from inferscale_memory.bench.prompts import (
+    bare_plan,
+    check_encoded,
+    check_whole,
+    conversation,
+    prompt_length,
+)
 from inferscale_memory.encoding.policies import build_request, parse_policy
 from inferscale_memory.errors import EngineError, InvalidInputError
 from inferscale_memory.serving.resolve import Plan
@@ -100,7 +105,7 @@ def run(
     if any(policy.positional for policy in parsed):
         raise InvalidInputError("the policy 'prefix' encodes nothing beforehand; leave it out.")
     check_plot(plot)
-    length = -(-(max(facts * fact_tokens, WINDOW_TOKENS) + PROMPT_ROOM) // 128) * 128
+    length = prompt_length(max(facts * fact_tokens, WINDOW_TOKENS) + PROMPT_ROOM)
     with (
         throwaway_home(home, label="bench") as folder,
         open_engine(model, folder, length, "be measured, it is not injected") as engine,
@@ -188,8 +193,7 @@ def _round(
         memory.add(items, user_id=user)
         report = memory.flush(user_id=user)
         seconds = time.perf_counter() - start
-        if report.parked:
-            raise EngineError(f"{len(report.parked)} facts were not encoded: {report.parked[0].reason}")
+        check_encoded(report)
         saving = Saving(0.0, 0.0)
         if not turn:
             saving = _saving(Bench(engine, memory), user, len(texts), max(3, repeat))
@@ -212,16 +216,12 @@ def _saving(bench: Bench, user: str, k: int, repeat: int) -> Saving:
     """What each of ``k`` facts adds to the time to the first token, prefilled and injected; shuffled, medians."""
     handle = bench.memory.recall(QUESTION, k=k, user_id=user)
     plan = bench.engine.plan(conversation(QUESTION, handle), max_tokens=1, user_id=user)
-    if plan.reason or plan.dropped or len(handle.facts) != k:
-        raise EngineError(f"a prompt of {k} facts is not injected whole: {plan.reason or plan.dropped}.")
-    bare = bench.engine.prompt.assemble(
-        [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}],
-        (),
-        max_tokens_room=1,
-        max_model_len=bench.engine.max_model_len,
-    )
+    check_whole(plan, f"a prompt of {k} facts")
+    if len(handle.facts) != k:
+        raise EngineError(f"{len(handle.facts)} facts were recalled, wanted {k}: the others are too much alike.")
+    bare = bare_plan(bench.engine, QUESTION)
     cases: dict[str, Callable[[], float]] = {
-        "bare": lambda: _seconds(bench, Plan(token_ids=bare.token_ids), inject=False),
+        "bare": lambda: _seconds(bench, bare, inject=False),
         "prefill": lambda: _seconds(bench, plan, inject=False),
         "inject": lambda: _seconds(bench, plan, inject=True),
     }

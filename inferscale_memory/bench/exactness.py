@@ -9,7 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from inferscale_memory.bench.common import USER, Bench, fresh_salt, open_bench, progress, show, table, write_json
+from inferscale_memory.bench.common import (
+    USER,
+    Bench,
+    fresh_salt,
+    open_bench,
+    progress,
+    show,
+    table,
+    write_json,
+)
+from inferscale_memory.bench.prompts import (
+    check_whole,
+    prompt_length,
+)
 from inferscale_memory.errors import EngineError, InvalidInputError
 
 POLICY = "prefix"
@@ -76,7 +89,7 @@ def run(
     counts = sorted(set(k))
     if not counts or counts[0] < 1 or not 1 <= prompts <= len(TOPICS):
         raise InvalidInputError(f"k={list(k)} and {prompts} prompts; wanted k of 1 or more and 1 to {len(TOPICS)}.")
-    length = -(-(counts[-1] * FACT_TOKENS + PROMPT_ROOM) // 128) * 128
+    length = prompt_length(counts[-1] * FACT_TOKENS + PROMPT_ROOM)
     with open_bench(model, home, policy=POLICY, max_model_len=length) as bench:
         rows = measure(bench, counts, prompts)
         tap = bench.engine.report.tap
@@ -126,9 +139,7 @@ def compare(engine: Any, messages: Sequence[dict[str, str]], **scope: str) -> Co
     Raises:
         EngineError: the prompt was not injected whole, or the prefix cache did not hit all of its full blocks.
     """
-    plan = engine.plan(messages, max_tokens=1, **scope)
-    if plan.reason or plan.dropped or not plan.inject:
-        raise EngineError(f"the prompt is not injected whole: {plan.reason or plan.dropped}.")
+    plan = check_whole(engine.plan(messages, max_tokens=1, **scope), "the prompt")
     salt = fresh_salt()
     cold = _first_token(engine, plan, salt, inject=False, injected=0, hit=0)
     blocks = (len(plan.token_ids) - 1) // engine.block_size

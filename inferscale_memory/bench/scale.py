@@ -13,7 +13,6 @@ from typing import Any
 from inferscale_memory.bench.common import (
     USER,
     Bench,
-    conversation,
     cpu_cache,
     describe,
     fresh_salt,
@@ -26,6 +25,10 @@ from inferscale_memory.bench.common import (
 )
 from inferscale_memory.bench.panels import Line, Panel, draw
 from inferscale_memory.bench.plots import check_plot
+from inferscale_memory.bench.prompts import (
+    conversation,
+    prompt_length,
+)
 from inferscale_memory.bench.scheduling import scheduler_us
 from inferscale_memory.bench.shapes import shape_of_model
 from inferscale_memory.bench.standins import RandomEmbedder
@@ -108,7 +111,7 @@ def run(
     result: dict[str, Any] = {"model": model, "stand_in": STAND_IN}
     result["facts"] = search_scale([(f"user of {count}", count) for count in counts], counts, repeat, key="facts")
     result["users"] = users_scale(crowds, repeat)
-    length = -(-(ks[-1] * fact_tokens + PROMPT_ROOM) // 128) * 128
+    length = prompt_length(ks[-1] * fact_tokens + PROMPT_ROOM)
     token = shape_of_model(resolve_model(model, home=home)).bytes_per_token
     with (
         cpu_cache(2 * length * token),
@@ -129,7 +132,7 @@ def run(
 def measure(bench: Bench, ks: Sequence[int], fact_tokens: int, repeat: int) -> list[dict[str, Any]]:
     """The rows of facts in the prompt, on an engine that runs."""
     bench.remember(max(ks), fact_tokens)
-    plans = {k: _plan(bench, k) for k in ks}
+    plans = {k: bench.plan(QUESTION, k) for k in ks}
     steps: dict[str, Callable[[int], float]] = {
         "recall_ms": lambda k: _timed(lambda: bench.memory.recall(QUESTION, k=k, user_id=USER)),
         "plan_ms": lambda k: _planning(bench, k),
@@ -152,13 +155,6 @@ def measure(bench: Bench, ks: Sequence[int], fact_tokens: int, repeat: int) -> l
 def _scheduling(bench: Bench, plan: Plan) -> float:
     engine = bench.engine
     return scheduler_us(plan, engine.settings.kv_folder, engine.fingerprint, engine.block_size)
-
-
-def _plan(bench: Bench, k: int) -> Plan:
-    plan = bench.engine.plan(bench.messages(QUESTION, k), max_tokens=1, user_id=USER)
-    if plan.reason or plan.dropped or not plan.inject:
-        raise EngineError(f"the prompt of {k} facts is not injected whole: {plan.reason or plan.dropped}.")
-    return plan
 
 
 def _planning(bench: Bench, k: int) -> float:

@@ -12,7 +12,6 @@ from typing import Any
 
 from inferscale_memory.bench.common import (
     Bench,
-    conversation,
     describe,
     open_bench,
     progress,
@@ -22,6 +21,10 @@ from inferscale_memory.bench.common import (
     write_json,
 )
 from inferscale_memory.bench.facts import make_facts
+from inferscale_memory.bench.prompts import (
+    conversation,
+    prompt_length,
+)
 from inferscale_memory.errors import EngineError, InvalidInputError
 from inferscale_memory.order import Order
 
@@ -124,7 +127,7 @@ def run(
             f"k={list(k)}, facts={facts}, repeat={repeat}, fact_tokens={fact_tokens}: nothing to measure; "
             "want k of 1 to the number of facts."
         )
-    length = -(-(counts[-1] * fact_tokens + PROMPT_ROOM) // 128) * 128
+    length = prompt_length(counts[-1] * fact_tokens + PROMPT_ROOM)
     with open_bench(model, home, policy=POLICY, max_model_len=length) as bench:
         rows = measure(bench, counts, facts, fact_tokens, repeat)
         engine = describe(bench.engine)
@@ -178,10 +181,7 @@ def _remember(bench: Bench, users: set[str], count: int, tokens: int) -> None:
     texts = make_facts(count, tokens, lambda text: len(bench.engine.prompt.fact_tokens(text)))
     for user in sorted(users):
         bench.memory.add(texts, user_id=user)
-    with progress("encoding facts") as bar:
-        report = bench.memory.flush(progress=bar)
-    if report.parked:
-        raise EngineError(f"{len(report.parked)} facts were not encoded: {report.parked[0].reason}")
+    bench.wait_until_encoded()
 
 
 def _round(bench: Bench, cases: Sequence[Case], questions: Sequence[str], shuffle: random.Random) -> None:

@@ -11,16 +11,28 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from inferscale_memory.bench.common import Bench, cpu_cache, describe, open_bench, progress, show, table, write_json
+from inferscale_memory.bench.common import (
+    Bench,
+    cpu_cache,
+    describe,
+    open_bench,
+    progress,
+    show,
+    table,
+    write_json,
+)
 from inferscale_memory.bench.conditions import INJECT, MAX_QUESTIONS, MEM0, PROMPT, Asker, questions_of
 from inferscale_memory.bench.facts import make_facts
 from inferscale_memory.bench.load import Pass, closed_loop, open_loop, overlap, poisson, summary
 from inferscale_memory.bench.mem0_client import Mem0Client, mem0_python, open_mem0
 from inferscale_memory.bench.plots import check_plot
+from inferscale_memory.bench.prompts import (
+    prompt_length,
+)
 from inferscale_memory.bench.shapes import shape_of_model
 from inferscale_memory.bench.throughput_report import COLUMNS, NOTES, SOURCES, flat, plot_throughput, with_ratios
 from inferscale_memory.config import load_settings
-from inferscale_memory.errors import EngineError, InvalidInputError
+from inferscale_memory.errors import InvalidInputError
 from inferscale_memory.models import resolve_model
 
 PASSES = ("cold", "warm", "engine")
@@ -111,7 +123,7 @@ def run(
     check_plot(plot)
     interpreter = mem0_python(home, mem0_interpreter) if mem0 or mem0_interpreter else None
     facts = max(load.users) * load.k * load.fact_tokens
-    length = -(-(load.k * load.fact_tokens + load.output_tokens + PROMPT_ROOM) // 128) * 128
+    length = prompt_length(load.k * load.fact_tokens + load.output_tokens + PROMPT_ROOM)
     token = shape_of_model(resolve_model(model, home=home)).bytes_per_token
     options = {"arena": int(1.2 * facts * token) + (64 << 20), "max_num_seqs": max(16, *load.users)}
     with (
@@ -149,10 +161,7 @@ def remember(bench: Bench, load: Workload) -> dict[str, list[str]]:
     facts = {load.name(user): texts[user * load.k : (user + 1) * load.k] for user in range(count)}
     for user, own in facts.items():
         bench.memory.add(own, user_id=user)
-    with progress("encoding facts") as bar:
-        report = bench.memory.flush(progress=bar)
-    if report.parked:
-        raise EngineError(f"{len(report.parked)} facts were not encoded: {report.parked[0].reason}")
+    bench.wait_until_encoded()
     return facts
 
 

@@ -22,6 +22,10 @@ from inferscale_memory.bench.common import (
     write_json,
 )
 from inferscale_memory.bench.plots import check_plot, plot_ttft
+from inferscale_memory.bench.prompts import (
+    bare_plan,
+    prompt_length,
+)
 from inferscale_memory.config import load_settings
 from inferscale_memory.errors import EngineError, InvalidInputError
 from inferscale_memory.scope import Scope
@@ -57,7 +61,6 @@ class Case:
     plan: Plan
     default: Plan
     hit_plan: Plan
-    messages: list[dict[str, str]]
     injectable: int
     hit: int
     facts: int
@@ -115,7 +118,7 @@ def run(
     if not counts or counts[0] < 0 or repeat < 1 or fact_tokens < 1:
         raise InvalidInputError(f"k={list(k)}, repeat={repeat}, fact_tokens={fact_tokens}: nothing to measure.")
     check_plot(plot)
-    length = -(-(counts[-1] * fact_tokens + PROMPT_ROOM) // 128) * 128
+    length = prompt_length(counts[-1] * fact_tokens + PROMPT_ROOM)
     settings = load_settings(home)
     with open_bench(model, home, policy=settings.policy, max_model_len=length, host_cache=HOST_CACHE) as bench:
         rows = measure(bench, counts, fact_tokens, repeat)
@@ -185,21 +188,17 @@ def _remarks(result: dict[str, Any]) -> list[str]:
 
 def _case(bench: Bench, k: int) -> Case:
     engine = bench.engine
-    messages = bench.messages(QUESTION, k, refresh=0)
     if k:
-        plan = engine.plan(messages, max_tokens=1, user_id=USER)
-        if plan.reason or plan.dropped or not plan.inject:
-            raise EngineError(f"the prompt of {k} facts is not injected whole: {plan.reason or plan.dropped}.")
+        plan = bench.plan(QUESTION, k, refresh=0)
         default = engine.plan(bench.messages(QUESTION, k), max_tokens=1, user_id=USER)
     else:
-        bare = engine.prompt.assemble(messages, (), max_tokens_room=1, max_model_len=engine.max_model_len)
-        plan = default = Plan(token_ids=bare.token_ids)
+        plan = default = bare_plan(engine, QUESTION)
     injectable = plan.inject[-1].end if plan.inject else 0
     ids, block = plan.token_ids, engine.block_size
     hit = round(injectable / block) * block
     hit_plan = replace(plan, token_ids=[*(ids + ids[:block])[:hit], *ids[injectable:]])
     facts = injectable - plan.inject[0].end if plan.inject else 0
-    return Case(k, plan, default, hit_plan, messages, injectable, hit, facts)
+    return Case(k, plan, default, hit_plan, injectable, hit, facts)
 
 
 def _measure(bench: Bench, cases: Sequence[Case], repeat: int) -> None:

@@ -75,8 +75,7 @@ class KnownFacts:
         """Drop what is kept of deleted facts."""
         with self._lock:
             self._forgotten += 1
-            for fact_id in ids:
-                self._facts.pop(fact_id, None)
+        self._drop(ids)
 
     def _drop(self, ids: Iterable[str]) -> None:
         with self._lock:

@@ -270,8 +270,7 @@ class Arena:
         same = self._chunks.get(keep)
         if same is not None and keep not in self._held:
             free += same.chunk.num_tokens
-        # What can be had again goes before what would be lost, the least recently used first.
-        for key in sorted(self._chunks, key=self._volatile.__contains__) if free < count else ():
+        for key in self._by_worth():
             if free >= count:
                 break
             if key not in self._held and key != keep:
@@ -285,6 +284,11 @@ class Arena:
         extents = self._slots.allocate(count)
         assert extents is not None
         return extents, tuple(victims)
+
+    def _by_worth(self) -> Iterator[str]:
+        """All keys: what can be had again before what would be lost, of each the least recently used first."""
+        yield from (key for key in self._chunks if key not in self._volatile)
+        yield from (key for key in self._chunks if key in self._volatile)
 
     def _take_out(self, key: str) -> bool:
         resident = self._chunks.pop(key, None)

@@ -106,9 +106,8 @@ class Capturer:
 
     def learn(self, plan: Plan, accounting: Accounting) -> None:
         """Forget volatile chunks that turned out not to be there."""
-        covered = accounting.injected + accounting.local_hit
         for span in plan.ensure:
-            if span.end <= covered:
+            if span.end <= accounting.covered:
                 self._lost.pop(span.key, None)
             elif accounting.fallback_reason is not None and span.key in self._known:
                 del self._known[span.key]

@@ -89,15 +89,13 @@ class EnginePlans:
     def settle(self, plan: Plan, accounting: Accounting) -> None:
         """Learn from what became of a plan: which chunks the workers turned out not to have."""
         self.capturer.learn(plan, accounting)
-        covered = accounting.injected + accounting.local_hit
-        self._residency.used([span.key for span in plan.inject if span.end <= covered])
+        self._residency.used([span.key for span in plan.inject if span.end <= accounting.covered])
         self._report_missing(plan, accounting)
 
     def _report_missing(self, plan: Plan, accounting: Accounting) -> None:
         """Tell the memory which chunks the engine stopped at; it looks at their files in a thread of its own."""
-        covered = accounting.injected + accounting.local_hit
         volatile = {span.key for span in plan.ensure}
-        keys = [span.key for span in plan.inject if span.end > covered and span.key not in volatile]
+        keys = [span.key for span in plan.inject if span.end > accounting.covered and span.key not in volatile]
         about_chunks = (accounting.fallback_reason or "").startswith("chunk_")
         if keys and about_chunks and self._resolver is not None:
             self._loop.loop.run_in_executor(None, self._resolver.missing, keys)

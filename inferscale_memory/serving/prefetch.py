@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import queue
-import threading
 from collections.abc import Sequence
+from concurrent.futures import Future, wait
 
 import torch
 
+from inferscale_memory.daemons import BusyError, DaemonPool
 from inferscale_memory.errors import InferScaleError
 from inferscale_memory.serving import compat
 from inferscale_memory.serving.loading import Loader
@@ -21,46 +20,38 @@ MAX_WAITING = 64
 
 
 class Prefetcher:
-    """One thread that fetches what it is asked for, oldest first."""
+    """Fetches what it is asked for in a thread of its own, oldest first."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
-        self._asked: queue.Queue[Sequence[str] | None] = queue.Queue(MAX_WAITING)
-        self._thread: threading.Thread | None = None
-        self._stop = threading.Event()
+        self._pool = DaemonPool(1, MAX_WAITING)
+        self._last: Future[None] | None = None
+        self._closed = False
 
     def ask(self, keys: Sequence[str]) -> None:
         """Fetch these chunks soon; returns at once."""
         missing = [key for key in keys if key not in self._loader.arena]
-        if not missing:
+        if not missing or self._closed:
             return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="inferscale-prefetch", daemon=True)
-            self._thread.start()
         try:
-            self._asked.put_nowait(missing)
-        except queue.Full:
+            self._last = self._pool.submit(lambda: self._fetch_all(missing))
+        except BusyError:
             logger.debug("%d chunks are not prefetched: %d recalls wait already.", len(missing), MAX_WAITING)
 
     def close(self) -> None:
         """Stop after the chunk that is under way."""
-        if self._thread is None:
-            return
-        self._stop.set()
-        with contextlib.suppress(queue.Full):  # full of recalls: then it is not waiting, and sees the event
-            self._asked.put_nowait(None)
-        self._thread.join()
-        self._thread = None
+        self._closed = True
+        if self._last is not None:
+            wait([self._last])  # those before it have ended by then
 
-    def _run(self) -> None:
+    def _fetch_all(self, keys: Sequence[str]) -> None:
         device = self._loader.arena.keys.device
         if device.type == "cuda":
             torch.cuda.set_device(device)  # per thread; pinning memory would go to the first device
-        while (keys := self._asked.get()) is not None:
-            for key in keys:
-                if self._stop.is_set():
-                    return
-                self._fetch(key)
+        for key in keys:
+            if self._closed:
+                return
+            self._fetch(key)
 
     def _fetch(self, key: str) -> None:
         if key in self._loader.arena:
@@ -69,7 +60,7 @@ class Prefetcher:
             self._loader.fetch(key)
         except (InferScaleError, OSError) as error:
             logger.debug("chunk %s was not prefetched: %s", key[:12], error)
-        except Exception:  # a thread that dies would take prefetching with it; the load finds out for itself
+        except Exception:  # the chunks behind it are fetched all the same; the load finds out for itself
             logger.exception("chunk %s was not prefetched", key[:12])
 
 

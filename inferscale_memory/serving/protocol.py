@@ -68,6 +68,11 @@ class Accounting:
     prefilled: int = 0
     fallback_reason: str | None = None
 
+    @property
+    def covered(self) -> int:
+        """Prompt tokens from 0 on that were not run through the model."""
+        return self.injected + self.local_hit
+
     def as_dict(self) -> dict[str, Any]:
         """Plain fields, for JSON."""
         return asdict(self)

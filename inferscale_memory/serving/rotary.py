@@ -58,6 +58,11 @@ def table_of(module: Any, dtype: torch.dtype) -> torch.Tensor | None:
     return None if table is None else table.to(dtype)
 
 
+def pairing(module: Any) -> dict[str, Any]:
+    """How the module pairs features, as ``inferscale_kernels`` is told: ``neox`` and ``rotary_dim``."""
+    return {"neox": getattr(module, "is_neox_style", True), "rotary_dim": module.rotary_dim}
+
+
 def position_only(module: Any) -> bool:
     """Whether the module rotates by position alone (M-RoPE has three of them)."""
     return not getattr(module, "mrope_section", None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +49,14 @@ class StepRows:
     rows: torch.Tensor | None = None  # int64 [rows wanted]; 0 stands where the step does not compute it
     found: torch.Tensor | None = None  # bool [rows wanted], on the host: whether it does
     calls: dict[int, int] = field(default_factory=dict)
+
+    def parts(self) -> Iterator[tuple[CapturePiece, Staging, slice, slice]]:
+        """Every piece with its chunk, where it is among the rows wanted, and where in the chunk."""
+        at = 0
+        for piece, staging in self.pieces:
+            count = piece.stop - piece.begin
+            yield piece, staging, slice(at, at + count), slice(piece.begin - staging.start, piece.stop - staging.start)
+            at += count
 
     def locate(self, mapping: torch.Tensor) -> None:
         """Find the wanted slots in the step's slot mapping; once per step, the only wait for the device."""

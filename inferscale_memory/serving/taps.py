@@ -22,7 +22,7 @@ from inferscale_kernels.rope import unrotate
 from inferscale_memory.serving import compat
 from inferscale_memory.serving.metadata import CapturePiece
 from inferscale_memory.serving.protocol import TapReport
-from inferscale_memory.serving.rotary import Rotator, position_only, table_of
+from inferscale_memory.serving.rotary import Rotator, pairing, position_only, table_of
 from inferscale_memory.serving.staging import Layer, Staging, StepRows
 
 
@@ -85,16 +85,12 @@ class Tap(ABC):
             staging.calls[index] = step.calls.get(index, 0)
         if keys is None:
             return
-        at = 0
-        for piece, staging in step.pieces:
-            count = piece.stop - piece.begin
-            here, there = slice(at, at + count), slice(piece.begin - staging.start, piece.stop - staging.start)
+        for _, staging, here, there in step.parts():
             staging.keys[index, there] = keys.view(shape)[here]
             staging.values[index, there] = values[here]
             staging.seen[index, there] = found[here]
             if staging.written is not None:
                 staging.written[index, there] = written[here]
-            at += count
 
     @abstractmethod
     def _keys(self, index: int, rows: torch.Tensor, written: torch.Tensor) -> torch.Tensor | None:
@@ -261,8 +257,7 @@ class UnrotatedTap(Tap):
         positions = torch.arange(staging.start, staging.end, device=staging.keys.device)
         table = table_of(module, staging.keys.dtype)
         assert table is not None
-        neox = getattr(module, "is_neox_style", True)
-        return unrotate(staging.keys, positions, table, neox=neox, rotary_dim=module.rotary_dim)
+        return unrotate(staging.keys, positions, table, **pairing(module))
 
     def rotator(self, index: int) -> Rotator | None:
         """The model's only rotary module; with several, which layer uses which cannot be seen."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from inferscale_memory.budget import MemoryBudget, utilization_beside
 from inferscale_memory.config import Settings
+from inferscale_memory.lately import Lately
 from inferscale_memory.serving import client as vllm_client
 from inferscale_memory.serving import compat
 from inferscale_memory.serving.options import ConnectorOptions
@@ -19,8 +18,6 @@ from inferscale_memory.serving.protocol import WORKER_EXTENSION, TierTokens
 logger = logging.getLogger(__name__)
 
 HOST_CACHE_BESIDE_CUDA = "4GiB"
-REMEMBERED_CHUNKS = 65_536
-FRESH_SECONDS = 60.0
 
 
 class MemoryPlan(NamedTuple):
@@ -74,14 +71,13 @@ class Residency:
     def __init__(self, client: Any) -> None:
         self._client = client
         self._enabled = client.vllm_config.parallel_config.worker_extension_cls == WORKER_EXTENSION
-        self._asked: OrderedDict[str, float] = OrderedDict()  # key -> when it was last asked for or used
+        self._asked = Lately[str]()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def prefetch(self, keys: Sequence[str]) -> None:
         """Ask for the chunks that were not asked for or used lately."""
-        since = time.monotonic() - FRESH_SECONDS
-        new = [key for key in keys if self._asked.get(key, since) <= since]
-        self.used(keys)
+        new = self._asked.others(keys)
+        self._asked.note(keys)
         if new and self._enabled:
             task = asyncio.get_running_loop().create_task(self._send(new))
             self._tasks.add(task)
@@ -89,12 +85,7 @@ class Residency:
 
     def used(self, keys: Sequence[str]) -> None:
         """These chunks are in the workers' memory now."""
-        now = time.monotonic()
-        for key in keys:
-            self._asked[key] = now
-            self._asked.move_to_end(key)
-        while len(self._asked) > REMEMBERED_CHUNKS:
-            self._asked.popitem(last=False)
+        self._asked.note(keys)
 
     async def loaded(self) -> TierTokens:
         """Tokens that a worker has loaded, by where it found them; of the one that found most in slow tiers."""

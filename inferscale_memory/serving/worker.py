@@ -204,8 +204,16 @@ class WorkerSide:
         for piece in self._ending:
             staging = self._staging.pop((piece.request_id, piece.key), None)
             if staging is not None:
-                self._keep(piece, staging)
+                self._try_to_keep(piece, staging)
         self._ending = []
+
+    def _try_to_keep(self, piece: CapturePiece, staging: Staging) -> None:
+        try:
+            self._keep(piece, staging)
+        except StoreError as error:
+            logger.error("a chunk could not be stored: %s", error)
+        except Exception:  # out of memory, say: as above
+            logger.exception("chunk %s is lost", piece.key[:12])
 
     def _keep(self, piece: CapturePiece, staging: Staging) -> None:
         assert self.tap is not None
@@ -233,11 +241,7 @@ class WorkerSide:
         )
         assert self.loader is not None
         if not piece.volatile:
-            try:
-                self.loader.keep(chunk)
-            except (StoreError, RuntimeError) as error:  # the disk is full, or memory is
-                logger.error("a chunk could not be stored: %s", error)
-                return
+            self.loader.keep(chunk)
         result = self.loader.arena.put(chunk, volatile=piece.volatile)
         self._note_evicted()
         if piece.volatile and result.stored:

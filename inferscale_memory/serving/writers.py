@@ -17,7 +17,7 @@ import torch
 from inferscale_kernels.rope import Rounding
 from inferscale_memory.kv.arena import Arena
 from inferscale_memory.serving import compat
-from inferscale_memory.serving.rotary import Rotator, table_of
+from inferscale_memory.serving.rotary import Rotator, pairing, table_of
 from inferscale_memory.serving.staging import Layer
 
 logger = logging.getLogger(__name__)
@@ -124,11 +124,7 @@ class KernelWriter:
 
         self._inject = inject
         self._arena, self._caches, self._table, self.rounding = arena, caches, table, rounding
-        self._rotary: dict[str, Any] = {
-            "neox": getattr(module, "is_neox_style", True),
-            "rotary_dim": module.rotary_dim,
-            "rounding": rounding,
-        }
+        self._rotary: dict[str, Any] = {**pairing(module), "rounding": rounding}
 
     def write(self, rows: Rows) -> None:
         """See ``Writer``."""
@@ -216,12 +212,11 @@ def _rounding(arena: Arena, table: torch.Tensor, rotator: Rotator) -> Rounding |
     places = torch.arange(rows, device=device)
     positions = (places * 7919) % len(table)
     want = rotator(positions, sample[0].reshape(rows, -1).clone()).view(rows, heads, dim)
-    options = {"neox": getattr(module, "is_neox_style", True), "rotary_dim": module.rotary_dim}
     roundings: tuple[Rounding, ...] = ("op", "native")
     for rounding in roundings:
         target = torch.zeros((2, 1, rows, heads, dim), dtype=sample.dtype, device=device)
         caches = PagedCaches.of([target[0]], [target[1]])
-        inject(sample, sample, places, positions, places, caches, table, rounding=rounding, **options)
+        inject(sample, sample, places, positions, places, caches, table, rounding=rounding, **pairing(module))
         if torch.equal(target[0, 0], want):
             return rounding
     return None

@@ -1,7 +1,6 @@
 """Searches with a time limit: what keeps a memory that does not answer from stopping the application it helps."""
 
-from inferscale_memory.daemons import BusyError, DaemonPool, await_for, wait_for
 from inferscale_memory.timeboxed.outage import Outage
 from inferscale_memory.timeboxed.recalls import Recall, Recalls
 
-__all__ = ["BusyError", "DaemonPool", "Outage", "Recall", "Recalls", "await_for", "wait_for"]
+__all__ = ["Outage", "Recall", "Recalls"]

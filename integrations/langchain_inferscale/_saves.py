@@ -8,8 +8,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from inferscale_memory import metrics
+from inferscale_memory.daemons import BusyError, DaemonPool
 from inferscale_memory.facts import AddResult
-from inferscale_memory.timeboxed import BusyError, DaemonPool
 
 logger = logging.getLogger(__name__)
 

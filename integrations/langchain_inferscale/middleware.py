@@ -12,8 +12,9 @@ from langchain_core.callbacks import adispatch_custom_event, dispatch_custom_eve
 
 from inferscale_memory import Memory
 from inferscale_memory._extras import require
+from inferscale_memory.daemons import await_for, wait_for
 from inferscale_memory.scope import Scope
-from inferscale_memory.timeboxed import Outage, Recall, Recalls, await_for, wait_for
+from inferscale_memory.timeboxed import Outage, Recall, Recalls
 from langchain_inferscale._checks import check_arguments, reads_handles
 from langchain_inferscale._saves import Saves
 from langchain_inferscale._turn import answer_of, item_of, opening_of, words_of

@@ -9,7 +9,14 @@ import pytest
 
 from inferscale_memory import LocalEngine, Memory
 from inferscale_memory.bench import exactness, session, ttft
-from inferscale_memory.bench.common import Bench, conversation, describe, fresh_salt
+from inferscale_memory.bench.common import (
+    Bench,
+    describe,
+    fresh_salt,
+)
+from inferscale_memory.bench.prompts import (
+    conversation,
+)
 from inferscale_memory.errors import EngineError
 
 

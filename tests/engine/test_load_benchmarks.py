@@ -13,9 +13,14 @@ import pytest
 
 from inferscale_memory import LocalEngine, Memory
 from inferscale_memory.bench import encode, footprint, scale, shapes, throughput
-from inferscale_memory.bench.common import Bench, conversation
+from inferscale_memory.bench.common import (
+    Bench,
+)
 from inferscale_memory.bench.conditions import Asker
 from inferscale_memory.bench.load import WrongSourceError
+from inferscale_memory.bench.prompts import (
+    conversation,
+)
 from inferscale_memory.bench.throughput import Workload
 
 LOAD = Workload(users=(2,), k=4, questions=1, output_tokens=3)

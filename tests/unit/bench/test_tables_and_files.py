@@ -24,7 +24,7 @@ def case(k: int = 50, **seconds: list[float]) -> ttft.Case:
         "query_to_first_token": [0.15],
     }
     plan = Plan(token_ids=list(range(1320)))
-    made = ttft.Case(k, plan, plan, plan, [], injectable=1280, hit=1280, facts=1250)
+    made = ttft.Case(k, plan, plan, plan, injectable=1280, hit=1280, facts=1250)
     made.seconds.update({**given, **seconds})
     return made
 

@@ -7,8 +7,9 @@ import threading
 
 import pytest
 
+from inferscale_memory.daemons import BusyError, DaemonPool, await_for, wait_for
 from inferscale_memory.handle import Handle
-from inferscale_memory.timeboxed import BusyError, DaemonPool, Outage, Recalls, await_for, wait_for
+from inferscale_memory.timeboxed import Outage, Recalls
 
 ALICE = {"user_id": "alice"}
 

@@ -11,8 +11,8 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock
 from llama_index.core.llms.llm import LLM
 
 from inferscale_memory import Memory
+from inferscale_memory.daemons import await_for, wait_for
 from inferscale_memory.handle import Handle
-from inferscale_memory.timeboxed import await_for, wait_for
 from llama_index.memory.inferscale._kept import DEFAULT_TOKEN_LIMIT, KeptMemory
 from llama_index.memory.inferscale._longterm import Begun, Options, checked_ids, fact_tokens, only_memory, remember
 from llama_index.memory.inferscale._messages import cleaned, items_of, question_of

@@ -14,10 +14,10 @@ from llama_index.core.memory.memory import BaseMemoryBlock
 from pydantic import ConfigDict, Field, PrivateAttr
 
 from inferscale_memory import Memory
+from inferscale_memory.daemons import await_for
 from inferscale_memory.errors import HandleError, StoreError
 from inferscale_memory.handles import find_handles, strip_handles
 from inferscale_memory.memory import MAX_K
-from inferscale_memory.timeboxed import await_for
 from llama_index.memory.inferscale._longterm import Options, Searches, checked_ids, fact_tokens, remember, tokens_of
 from llama_index.memory.inferscale._messages import items_of
 from llama_index.memory.inferscale._turns import Turns
