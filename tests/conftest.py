@@ -102,7 +102,7 @@ def _engine_environment() -> Iterator[None]:
 def engine(
     demo_model: Path, tmp_path_factory: pytest.TempPathFactory, _engine_environment: None
 ) -> Iterator[LocalEngine]:
-    """The demo model, scheduler and worker in processes of their own, native prefix caching on; answers can be forced."""
+    """The demo model, scheduler and worker in processes of their own, native prefix caching on, answers forcible."""
     from inferscale_memory.serving.forced import PROCESSOR
 
     home = tmp_path_factory.mktemp("engine-home")

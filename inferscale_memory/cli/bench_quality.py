@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from inferscale_memory.cli.bench_options import JsonFile, Keep, PlotFile, call, check_writable, numbers, prepare
+from inferscale_memory.cli.bench_options import JsonFile, PlotFile, call, check_writable, numbers, prepare
 from inferscale_memory.cli.options import Home, Model
 from inferscale_memory.errors import InvalidInputError
 
@@ -64,7 +64,14 @@ def quality(
     generate: Annotated[
         bool, typer.Option("--generate/--no-generate", help="Also let the model answer, and compare the words.")
     ] = True,
-    keep: Keep = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            "--keep",
+            metavar="FOLDER",
+            help="Where encodings and measurements stay for the next run; default a folder of the model in the cache.",
+        ),
+    ] = None,
     model: Model = None,
     json: JsonFile = None,
     plot: PlotFile = None,

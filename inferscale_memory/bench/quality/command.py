@@ -143,14 +143,13 @@ def run(
         "questions": len(questions),
         "seed": choice.seed,
         "categories": _named(read, questions),
-        "left_out": read.errors,
     }
     with _told_how_to_go_on(folder), throwaway_home(home, label="bench"), _one_order_of_sums():
         engine_options = {"logits_processors": _processors()}
         with open_engine(
             model, folder, _length(model, folder), "be measured, it is not injected", **engine_options
         ) as engine:
-            results = _measured(engine, folder, conversations, questions, choice, journal)
+            results, refused = _measured(engine, folder, conversations, questions, choice, journal)
             about = describe(engine)
     try:
         verdicts = None if judge is None else _judged(judge, results, questions, journal)
@@ -160,7 +159,7 @@ def run(
     result = {
         "model": model,
         "engine": about,
-        "data": described,
+        "data": {**described, "left_out": [*read.errors, *refused]},
         "order": choice.order,
         "judge": None if judge is None or failed else judge.model,
         "rows": report.rows_of(results, verdicts),
@@ -186,7 +185,8 @@ def default_folder(model: str, home: Path | None = None) -> Path:
 def _measured(
     engine: Any, folder: Path, conversations: Sequence[Any], questions: Sequence[Question], choice: Choice,
     journal: Journal,
-) -> list[Result]:  # fmt: skip
+) -> tuple[list[Result], list[str]]:  # fmt: skip
+    """The results, and which items the memory did not take."""
     policies = [setting.policy for setting in choice.settings]
     common: dict[str, Any] = {"generate": choice.generate, "journal": journal}
     with progress("encoding facts") as bar:
@@ -200,7 +200,8 @@ def _measured(
             if choice.ceilings:
                 bar.stage("measuring ceilings")
                 results += measure_ceilings(bench, questions, progress=bar, **common)
-    return results
+            refused = [error for saved in bench.saved.values() for error in saved.errors]
+    return results, refused
 
 
 def _judged(

@@ -178,6 +178,8 @@ def tables(result: Mapping[str, Any]) -> list[Any]:
         if "multi-hop" in label:
             apart = [{**row["categories"][key], "setting": _label(row), "k": row["k"]} for row in rows]
             parts += [f"{label[0].upper()}{label[1:]} questions apart:", table({**CATEGORY_COLUMNS, **judged}, apart)]
+    if left_out := result["data"]["left_out"]:
+        parts.append(f"{len(left_out)} items of the data were left out, the first: {left_out[0]}")
     return parts
 
 

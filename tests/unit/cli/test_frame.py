@@ -34,6 +34,7 @@ COMMANDS = [
     ["bench", "memory"],
     ["bench", "scale"],
     ["bench", "session"],
+    ["bench", "quality"],
 ]
 
 
