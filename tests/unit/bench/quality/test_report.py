@@ -209,3 +209,10 @@ def test_every_model_has_a_folder_of_its_own(home: Path) -> None:
     assert default_folder("org/Model-1.5B").relative_to(home).as_posix() == "bench/quality/org-Model-1.5B"
     assert default_folder("/models/../x").is_relative_to(home / "bench" / "quality")
     assert default_folder("..").name == "model"
+
+
+@pytest.mark.parametrize(("own", "length"), [(512, 512), (131_072, 8_192)])
+def test_a_prompt_may_be_as_long_as_the_model_takes_up_to_a_bound(tmp_path: Path, own: int, length: int) -> None:
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "max_position_embeddings": own}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert command._length(str(tmp_path), tmp_path) == length
