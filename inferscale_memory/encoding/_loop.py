@@ -109,6 +109,7 @@ class EncoderLoop:
                     self._reconcile()
                     self.reconciled = True
                 self._tick()
+                await self._embed()
                 self._dispatch()
             except StoreError as error:
                 _log.warning("the encoder cannot use the store, it tries again: %s", error)
@@ -143,6 +144,17 @@ class EncoderLoop:
         except StoreError as error:
             # A folder that cannot be written must not keep facts from being encoded once it can; the tombstones stay.
             _log.error("deleted facts' chunk files are still on disk, tried again in %g s: %s", TICK, error)
+
+    async def _embed(self) -> None:
+        """Before facts are looked for: all new ones get their vectors, so that they see each other as neighbours.
+
+        A page at a time in another thread, for embedding takes long; meanwhile what is in flight goes on.
+        """
+        if not self._policy.similar or self._backlog or time.monotonic() < self._next_scan:
+            return
+        while self._stop_within is None and await asyncio.to_thread(self._store.embed_some):
+            self._tick()
+            await self._collect()
 
     def _dispatch(self) -> None:
         if self.paused:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -26,10 +26,29 @@ _REASON_CHARS = 500
 
 
 class FactSource(ContextSource, Protocol):
-    """Facts by id, and what came before them. ``facts.store.FactStore`` is one."""
+    """Facts by id, what could stand before them, and the vectors that say so. ``contexts.MemoryContexts`` is one.
+
+    The methods below ``get_many`` are called for policies only that are ``similar``.
+    """
 
     def get_many(self, ids: Iterable[str]) -> dict[str, Fact]:
         """The facts that exist, by id."""
+        ...
+
+    def embed_some(self) -> bool:
+        """Embed a part of the facts that have no vector yet; whether to call it again."""
+        ...
+
+    def embedded(self, fact_ids: Iterable[str]) -> dict[str, int]:
+        """Of which of these facts there are vectors, and of which revisions."""
+        ...
+
+    def reached(self, fact_ids: Iterable[str], reach: Mapping[str, float]) -> set[str]:
+        """Which facts of ``reach`` are at least as similar to one of ``fact_ids`` as is said there, and may see it."""
+        ...
+
+    def known_until(self) -> int:
+        """Sequence number of the last change of the facts that ``nearest_facts`` knows."""
         ...
 
 
