@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-EMBEDDER_PAUSE = 10.0
-"""Seconds for which an embedder that could not be used is left alone."""
+FIRST_PAUSE, LONGEST_PAUSE = 10.0, 300.0
+"""Seconds for which an embedder that cannot be used is left alone, doubled each time."""
 
 
 class MemoryContexts:
@@ -39,7 +39,7 @@ class MemoryContexts:
     ) -> None:
         self._store, self._open, self._clock = store, retriever, clock
         self._retriever: Retriever | None = None
-        self._not_before = 0.0
+        self._not_before, self._pause = 0.0, FIRST_PAUSE
 
     def get_many(self, ids: Iterable[str]) -> dict[str, Fact]:
         """See ``FactStore.get_many``."""
@@ -63,7 +63,7 @@ class MemoryContexts:
         found = None if neighbours is None else neighbours.nearest(fact, n)
         return None if found is None else [Near(*one) for one in found]
 
-    # --- vectors of new facts, see ``encoding.announcer.SimilarFacts`` ---
+    # --- vectors of new facts, see ``encoding.jobs.FactSource`` ---
 
     def embed_some(self) -> bool:
         """Embed a page of the facts that have no vector yet; whether to call it again."""
@@ -71,7 +71,9 @@ class MemoryContexts:
         if neighbours is None or self._clock() < self._not_before:
             return False
         try:
-            return bool(neighbours.catch_up())
+            caught_up = neighbours.catch_up()
+            self._pause = FIRST_PAUSE
+            return bool(caught_up)
         except StoreError:
             raise
         except Exception as error:  # an embedder may raise anything
@@ -104,7 +106,8 @@ class MemoryContexts:
         return None if self._retriever is None else self._retriever.neighbours
 
     def _give_up(self, error: Exception) -> None:
-        self._not_before = self._clock() + EMBEDDER_PAUSE
+        self._not_before = self._clock() + self._pause
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
         logger.warning(
             "facts cannot be embedded; they are encoded behind preceding facts, and again once they can be: %s", error
         )

@@ -21,6 +21,7 @@ from inferscale_memory.contexts import MemoryContexts
 from inferscale_memory.db import open_database
 from inferscale_memory.encoding.encoder import BackgroundEncoder
 from inferscale_memory.encoding.ledger import ChunkLedger
+from inferscale_memory.encoding.pacing import Pace
 from inferscale_memory.encoding.policies import ContextPolicy, parse_policy
 from inferscale_memory.encoding.purge import purge
 from inferscale_memory.errors import ConfigError, StoreError
@@ -125,8 +126,9 @@ class MemoryParts:
             self._ahead = FetchAhead(partial(self._chunk_keys, engine.fingerprint), engine.prefetch)
         if encode and engine.unsupported is None:
             self.encoder = BackgroundEncoder(
-                self.contexts, self.ledger, self.chunks, engine, self.policy, self._resolver.encode_salt
-            )
+                self.contexts, self.ledger, self.chunks, engine, self.policy, self._resolver.encode_salt,
+                reencode=Pace(self.settings.reencode_rate),
+            )  # fmt: skip
             self.encoder.start()
 
     def _chunk_keys(self, fingerprint: str, fact_ids: Sequence[str]) -> dict[str, str]:
