@@ -108,6 +108,9 @@ class MemoryContexts:
     def _give_up(self, error: Exception) -> None:
         self._not_before = self._clock() + self._pause
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
-        logger.warning(
-            "facts cannot be embedded; they are encoded behind preceding facts, and again once they can be: %s", error
+        logger.warning(  # what it means for the facts is said by the announcer
+            "the embedder cannot be used, tried again in %.0f s at the earliest: %s: %s",
+            self._not_before - self._clock(),
+            type(error).__name__,
+            error,
         )

@@ -50,7 +50,13 @@ class Announcer:
             return True
         new = self._ledger.unannounced(self._fingerprint, self._policy, PAGE)
         if new:
-            self._announce(new)
+            missing = len(new) - self._announce(new)
+            if missing:
+                _log.warning(
+                    "%d facts could not be embedded; they are encoded behind preceding facts, and again once they have "
+                    "a vector",
+                    missing,
+                )
             return True
         if self._clock() >= self._look_again:
             self._look_again = self._clock() + LOOK_AGAIN
@@ -58,10 +64,12 @@ class Announcer:
             self._announce(list(self._source.embedded(late)))
         return False
 
-    def _announce(self, fact_ids: Sequence[str]) -> None:
+    def _announce(self, fact_ids: Sequence[str]) -> int:
+        """Announce facts; returns how many of them have a vector."""
         if not fact_ids:
-            return
+            return 0
         embedded = self._source.embedded(fact_ids)
         marked = self._ledger.announce(self._fingerprint, self._policy, fact_ids, embedded, self._source.reached)
         if marked:
             _log.debug("%d facts have new neighbours and are encoded again", marked)
+        return len(embedded)

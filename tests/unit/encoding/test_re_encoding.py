@@ -421,6 +421,7 @@ def test_an_embedder_that_is_down_stops_nothing_and_a_warning_says_so(opened, ca
     report = world.encoder.flush(WAIT)
     assert (report.encoded, report.parked) == (3, ())
     assert world.seen_by(facts[2]) == ["90", "0"]
+    assert "3 facts could not be embedded; they are encoded behind preceding facts" in caplog.text
 
 
 # --- the books ---
