@@ -60,7 +60,14 @@ class Settings(BaseSettings):
     policy: str = Field(
         "preceding:5:fact",
         min_length=1,
-        description="What a fact is encoded behind: none, preamble, prefix, preceding:N:fact or preceding:N:turn.",
+        description="What a fact is encoded behind: none, preamble, prefix, preceding:N:fact, preceding:N:turn, "
+        "nearest:N, mixed:N:M or session:N; a budget of tokens may follow, as in nearest:10:400t.",
+    )
+    reencode_rate: float = Field(
+        1.0,
+        ge=0,
+        description="Facts a second that are encoded again in the background because facts saved since are more like "
+        "them; a flush waits for them and does not keep to it. 0 is never.",
     )
     k: int = Field(10, ge=1, description="Facts recalled per question.")
     refresh: int = Field(0, ge=0, description="How many best-ranked facts are prefilled as text behind the others.")

@@ -17,9 +17,11 @@ from sqlalchemy.engine import make_url
 from inferscale_memory import metrics
 from inferscale_memory.ahead import FetchAhead
 from inferscale_memory.config import Settings, load_settings, unknown_variables
+from inferscale_memory.contexts import MemoryContexts
 from inferscale_memory.db import open_database
 from inferscale_memory.encoding.encoder import BackgroundEncoder
 from inferscale_memory.encoding.ledger import ChunkLedger
+from inferscale_memory.encoding.pacing import Pace
 from inferscale_memory.encoding.policies import ContextPolicy, parse_policy
 from inferscale_memory.encoding.purge import purge
 from inferscale_memory.errors import ConfigError, StoreError
@@ -92,6 +94,7 @@ class MemoryParts:
         try:
             upgrade(self._database)
             self.store = FactStore(self._database)
+            self.contexts = MemoryContexts(self.store, lambda: self.retriever)
             self.ledger = ChunkLedger(self._database)
             self.chunks = ChunkStore(self.settings.kv_folder, world=1 if engine is None else engine.world)
             self._secrets = _secrets(secret, self.settings)
@@ -123,8 +126,9 @@ class MemoryParts:
             self._ahead = FetchAhead(partial(self._chunk_keys, engine.fingerprint), engine.prefetch)
         if encode and engine.unsupported is None:
             self.encoder = BackgroundEncoder(
-                self.store, self.ledger, self.chunks, engine, self.policy, self._resolver.encode_salt
-            )
+                self.contexts, self.ledger, self.chunks, engine, self.policy, self._resolver.encode_salt,
+                reencode=Pace(self.settings.reencode_rate),
+            )  # fmt: skip
             self.encoder.start()
 
     def _chunk_keys(self, fingerprint: str, fact_ids: Sequence[str]) -> dict[str, str]:

@@ -94,6 +94,14 @@ class Scope:
             for mine, theirs in ((self.agent, other.agent), (self.session, other.session))
         )
 
+    def accompanies(self, other: Scope) -> bool:
+        """Whether a fact saved under this scope may be context of one saved under ``other``.
+
+        The KV of the latter carries traces of it, so it must be visible wherever that is: same owner, same session (or
+        both none), and the other's agent or none.
+        """
+        return self._owner == other._owner and self.session == other.session and self.agent in (None, other.agent)
+
     def as_dict(self) -> dict[str, str | None]:
         """Plain fields, for JSON."""
         return {"tenant": self.tenant, "user": self.user, "agent": self.agent, "session": self.session}

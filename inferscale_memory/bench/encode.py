@@ -35,7 +35,7 @@ from inferscale_memory.errors import EngineError, InvalidInputError
 from inferscale_memory.serving.resolve import Plan
 from inferscale_memory.throwaway import throwaway_home
 
-POLICIES = ("none", "preamble", "preceding:5:fact", "preceding:20:turn")
+POLICIES = ("none", "preamble", "preceding:5:fact", "preceding:20:turn", "nearest:5")
 QUESTION = "Who of my friends and family lives near the sea, and since when?"
 PROMPT_ROOM = 256
 WINDOW_TOKENS = 1024
@@ -186,7 +186,7 @@ def _round(
 
     user = f"encode {policy} {turn}"
     database = f"sqlite:///{folder / f'encode-{policy}-{turn}.db'.replace(':', '-')}"
-    as_turns = policy.endswith(":turn")
+    as_turns = ":turn" in policy
     items: Any = [{"role": "user", "content": text} for text in texts] if as_turns else list(texts)
     with Memory(engine, home=folder, policy=policy, database_url=database) as memory:
         start = time.perf_counter()
@@ -205,7 +205,7 @@ def _sizes(memory: Any, user: str, count: int) -> tuple[float, float]:
     engine = memory.engine
     kept, run = [], []
     for fact in memory.list(user_id=user, limit=min(count, 1000)).facts:
-        items = memory.policy.context(fact, memory.store)
+        items = memory.policy.context(fact, memory.contexts)
         request = build_request(engine.prompt, memory.policy, fact, items, engine.max_model_len)
         kept.append(request.end - request.start)
         run.append(len(request.token_ids))

@@ -7,17 +7,20 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from inferscale_memory import metrics
+from inferscale_memory.encoding.announcer import Announcer
 from inferscale_memory.encoding.engine import ChunkFiles, EncodingEngine
 from inferscale_memory.encoding.jobs import Encoder, FactSource, Outcome, Retry
 from inferscale_memory.encoding.leases import LEASE
 from inferscale_memory.encoding.ledger import ChunkLedger
+from inferscale_memory.encoding.pacing import Pace
 from inferscale_memory.encoding.policies import ContextPolicy
 from inferscale_memory.encoding.purge import purge
 from inferscale_memory.errors import EngineError, StoreError
 from inferscale_memory.facts.models import Fact
+from inferscale_memory.scope import Scope
 
 _log = logging.getLogger(__name__)
 
@@ -27,6 +30,7 @@ _SCAN = 1000
 """Facts per scan: a scan costs time in proportion to all facts."""
 _AGAIN_PAUSE = 0.1
 _TROUBLE_PAUSE = 1.0
+_RENEWED_PAUSE = 1.0
 
 
 class EncoderLoop:
@@ -34,10 +38,18 @@ class EncoderLoop:
 
     def __init__(
         self, store: FactSource, ledger: ChunkLedger, files: ChunkFiles, engine: EncodingEngine, policy: ContextPolicy,
-        salt: Callable[[Fact], str], concurrency: int, retry: Retry, announce: Callable[[], None],
+        salt: Callable[[Fact], str], concurrency: int, retry: Retry, pace: Pace, announce: Callable[[], None],
     ) -> None:  # fmt: skip
         self._store, self._ledger, self._files, self._engine, self._policy = store, ledger, files, engine, policy
-        self._salt, self._concurrency, self._retry, self._announce = salt, concurrency, retry, announce
+        self._salt, self._concurrency, self._retry, self._pace, self._announce = (
+            salt,
+            concurrency,
+            retry,
+            pace,
+            announce,
+        )
+        self._announcer = Announcer(store, ledger, engine.fingerprint, policy.name) if policy.similar else None
+        self._hurries: dict[object, Scope | None] = {}
         self.paused = False
         self.encoded = 0
         self.failure: Exception | None = None
@@ -50,7 +62,7 @@ class EncoderLoop:
         self._stop_within: float | None = None
         self._tasks: dict[asyncio.Task[Outcome], str] = {}
         self._backlog: deque[str] = deque()
-        self._next_scan = self._next_tick = 0.0
+        self._next_scan = self._next_tick = self._next_stale = 0.0
         self._strays = False
         self.reconciled = False
 
@@ -73,6 +85,17 @@ class EncoderLoop:
         """End after what is in flight, or after ``within`` seconds."""
         self._stop_within = within
         self._wake_up()
+
+    @contextlib.contextmanager
+    def hurry(self, scope: Scope | None) -> Iterator[None]:
+        """Meanwhile stale chunks of the scope (None: of everybody) are encoded again as fast as may be."""
+        ticket = object()
+        self._hurries = {**self._hurries, ticket: scope}  # the other thread may be reading the old one
+        self.notify()
+        try:
+            yield
+        finally:
+            self._hurries = {key: value for key, value in self._hurries.items() if key is not ticket}
 
     def _wake_up(self) -> None:
         loop = self._event_loop
@@ -109,6 +132,7 @@ class EncoderLoop:
                     self._reconcile()
                     self.reconciled = True
                 self._tick()
+                await self._announce_new()
                 self._dispatch()
             except StoreError as error:
                 _log.warning("the encoder cannot use the store, it tries again: %s", error)
@@ -144,28 +168,71 @@ class EncoderLoop:
             # A folder that cannot be written must not keep facts from being encoded once it can; the tombstones stay.
             _log.error("deleted facts' chunk files are still on disk, tried again in %g s: %s", TICK, error)
 
+    async def _announce_new(self) -> None:
+        """Before facts are looked for: all new ones get their vectors, so that they see each other as neighbours.
+
+        A page at a time in another thread, for embedding takes long; meanwhile what is in flight goes on.
+        """
+        if self._announcer is None or self._backlog or time.monotonic() < self._next_scan:
+            return
+        while self._stop_within is None and await asyncio.to_thread(self._announcer.step):
+            self._tick()
+            await self._collect()
+
     def _dispatch(self) -> None:
         if self.paused:
             return
-        room = 4 * self._concurrency - len(self._tasks)
-        now = time.monotonic()
-        if room > 0 and not self._backlog and now >= self._next_scan:
-            self._next_scan = float("inf")
+        if self._room > 0 and not self._backlog and time.monotonic() >= self._next_scan:
+            self._next_scan, self._next_stale = float("inf"), 0.0
             at_work = set(self._tasks.values())
             found = self._ledger.waiting(self._engine.fingerprint, self._policy.name, _SCAN + len(at_work))
             self._backlog.extend(fact_id for fact_id in found if fact_id not in at_work)
             metrics.ENCODE_WAITING.set(len(found))
             if len(found) >= _SCAN:
                 self._next_scan = 0.0
-        while self._backlog and room > 0:
-            fact_id = self._backlog.popleft()
-            self._tasks[asyncio.create_task(self._encoder.run(fact_id))] = fact_id
-            room -= 1
+        while self._backlog and self._room > 0:
+            self._begin(self._backlog.popleft())
+        if not self._backlog and time.monotonic() >= self._next_stale:
+            self._dispatch_stale()
+
+    def _dispatch_stale(self) -> None:
+        """Facts that are served get their turn when no fact waits: those hurried for at once, the others at their pace.
+
+        When to look again is said by the pace, by a job's end and by the next scan.
+        """
+        self._next_stale = float("inf")
+        if self._pace.never:
+            return
+        for scope in {*self._hurries.values()}:
+            for fact_id in self._stale(self._room, scope):
+                self._begin(fact_id, stale=True)
+        while self._room > 0 and (found := self._stale(1, None)):
+            if (delay := self._pace.delay()) > 0:
+                self._next_stale = time.monotonic() + delay
+                return
+            self._pace.take()
+            self._begin(found[0], stale=True)
+
+    def _stale(self, limit: int, scope: Scope | None) -> list[str]:
+        """At most ``limit`` facts that are to be encoded again and are not at work here."""
+        if limit <= 0:
+            return []
+        at_work = set(self._tasks.values())
+        fingerprint, policy = self._engine.fingerprint, self._policy.name
+        found = self._ledger.stale(fingerprint, policy, limit + len(at_work), scope)
+        return [fact_id for fact_id in found if fact_id not in at_work][:limit]
+
+    @property
+    def _room(self) -> int:
+        return 4 * self._concurrency - len(self._tasks)
+
+    def _begin(self, fact_id: str, *, stale: bool = False) -> None:
+        self._tasks[asyncio.create_task(self._encoder.run(fact_id, stale=stale))] = fact_id
 
     async def _wait(self) -> None:
         # A scan that cannot be made now must not be waited for, or the loop would spin until a task is done.
-        room = len(self._tasks) < 4 * self._concurrency and not self._backlog
-        due = min(self._next_tick, self._next_scan if room and not self.paused else float("inf"))
+        ready = self._room > 0 and not self._backlog and not self.paused
+        due = min([self._next_tick, *([self._next_scan, self._next_stale] if ready else [])])
         wake = asyncio.ensure_future(self._wake.wait())
         try:
             await asyncio.wait(
@@ -193,10 +260,17 @@ class EncoderLoop:
                 self._next_scan = time.monotonic() + _TROUBLE_PAUSE
             elif task.result() is Outcome.ENCODED:
                 self.encoded += 1
+            elif task.result() is Outcome.RENEWED:
+                self.encoded += 1
+                # Prompts laid out before still name the old chunk's file; it is deleted, with others, a little later.
+                self._next_tick = min(self._next_tick, time.monotonic() + _RENEWED_PAUSE)
+            elif task.result() is Outcome.CONFIRMED:
+                self._pace.give_back()
             elif task.result() is Outcome.AGAIN:
                 # Perhaps a deleted chunk of the same key has to be purged first.
                 self._next_tick = self._next_scan = time.monotonic() + _AGAIN_PAUSE
         if done:
+            self._next_stale = 0.0
             self._announce()
 
     async def _finish(self, within: float) -> None:

@@ -63,15 +63,19 @@ def reset_pending(tx: Session, live: Sequence[str]) -> int:
     return len({*over, *outdated})
 
 
+def is_parked(fingerprint: str, policy: str) -> ColumnElement[bool]:
+    """Condition on facts: the current revision is set aside."""
+    return exists().where(
+        EncodeFailureRow.fact_id == FactRow.id, EncodeFailureRow.fingerprint == fingerprint,
+        EncodeFailureRow.policy == policy, EncodeFailureRow.revision == FactRow.revision,
+        EncodeFailureRow.parked.is_(True),
+    )  # fmt: skip
+
+
 def _without_chunk(query: Select[Any], fingerprint: str, policy: str, state: ColumnElement[bool]) -> Select[Any]:
     """Facts whose current revision has no chunk in ``state`` and is not parked."""
     chunk = exists().where(
         ChunkRow.fact_id == FactRow.id, ChunkRow.fingerprint == fingerprint, ChunkRow.policy == policy,
         ChunkRow.revision == FactRow.revision, state,
     )  # fmt: skip
-    aside = exists().where(
-        EncodeFailureRow.fact_id == FactRow.id, EncodeFailureRow.fingerprint == fingerprint,
-        EncodeFailureRow.policy == policy, EncodeFailureRow.revision == FactRow.revision,
-        EncodeFailureRow.parked.is_(True),
-    )  # fmt: skip
-    return query.where(~chunk, ~aside)
+    return query.where(~chunk, ~is_parked(fingerprint, policy))

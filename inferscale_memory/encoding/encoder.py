@@ -11,6 +11,7 @@ from inferscale_memory.encoding._loop import EncoderLoop
 from inferscale_memory.encoding.engine import ChunkFiles, EncodingEngine
 from inferscale_memory.encoding.jobs import FactSource, Retry
 from inferscale_memory.encoding.ledger import ChunkLedger
+from inferscale_memory.encoding.pacing import Pace
 from inferscale_memory.encoding.policies import ContextPolicy
 from inferscale_memory.encoding.purge import purge
 from inferscale_memory.encoding.records import ParkedFact
@@ -19,6 +20,9 @@ from inferscale_memory.facts.models import Fact
 from inferscale_memory.scope import Scope
 
 __all__ = ["BackgroundEncoder", "EncoderStatus", "FlushReport", "Progress", "Retry", "purge"]
+
+DEFAULT_REENCODE_RATE = 1.0
+"""Facts a second that are encoded again in the background."""
 
 Progress = Callable[[int, int], None]
 """Called with facts done and facts in all."""
@@ -39,7 +43,18 @@ class FlushReport:
 
 @dataclass(frozen=True)
 class EncoderStatus:
-    """State of the encoder. ``encoded`` counts since the start; ``reason`` says why it stopped by itself."""
+    """State of the encoder.
+
+    Attributes:
+        running: it lives.
+        paused: it sends no new requests.
+        waiting: facts without a chunk that are not at work.
+        in_flight: facts at work, stale ones included.
+        encoded: facts encoded since the start, those encoded again included.
+        parked: facts set aside after failing.
+        reason: why it stopped by itself, or None.
+        stale: facts that are served, and to be encoded again since they have new neighbours.
+    """
 
     running: bool
     paused: bool
@@ -48,6 +63,7 @@ class EncoderStatus:
     encoded: int
     parked: int
     reason: str | None
+    stale: int = 0
 
 
 class BackgroundEncoder:
@@ -65,18 +81,21 @@ class BackgroundEncoder:
         salt: of the encode request of a fact; never one that another user's request can have.
         concurrency: requests in the engine at once.
         retry: how a failing fact is tried again before it is parked.
+        reencode: how often a fact is encoded again because it has new neighbours, while nobody waits in ``flush``.
     """
 
     def __init__(
         self, store: FactSource, ledger: ChunkLedger, chunk_store: ChunkFiles, engine: EncodingEngine,
         policy: ContextPolicy, salt: Callable[[Fact], str], *, concurrency: int = 8, retry: Retry | None = None,
+        reencode: Pace | None = None,
     ) -> None:  # fmt: skip
         if concurrency < 1:
             raise InvalidInputError(f"concurrency is {concurrency}; at least one request must be in flight.")
         self._ledger, self._chunk_store, self._engine, self._policy = ledger, chunk_store, engine, policy
         self._changed = threading.Condition()
+        self._pace = reencode or Pace(DEFAULT_REENCODE_RATE)
         self._loop = EncoderLoop(
-            store, ledger, chunk_store, engine, policy, salt, concurrency, retry or Retry(), self._announce
+            store, ledger, chunk_store, engine, policy, salt, concurrency, retry or Retry(), self._pace, self._announce
         )
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
@@ -132,7 +151,10 @@ class BackgroundEncoder:
         self, timeout: float | None = None, scope: Scope | None = None, progress: Progress | None = None, *,
         given_up: threading.Event | None = None,
     ) -> FlushReport:  # fmt: skip
-        """Wait until every fact of the scope is encoded or parked.
+        """Wait until every fact of the scope is encoded or parked, and none of them is stale.
+
+        So the contexts are then those of the whole memory, in whatever order it came. Stale facts of the scope are not
+        held back by the pace meanwhile; where that is never, they are not waited for.
 
         Args:
             timeout: seconds; None waits for ever (while paused, until another thread resumes).
@@ -149,22 +171,23 @@ class BackgroundEncoder:
             return FlushReport(0, ())
         deadline = None if timeout is None else time.monotonic() + timeout
         parked_before = len(self.parked(scope))
-        self.notify()
-        left = total = self._unfinished(scope)
-        # Until the start has compared ledger and files, a chunk may be called ready whose file is gone.
-        while left or (self.running and not self._loop.reconciled):
-            self._check_alive(left)
-            if given_up is not None and given_up.is_set():
-                raise EncodingError(f"the flush was given up with {left} facts left; they go on being encoded.")
-            self._await_change(left, timeout, deadline)
-            began = time.monotonic()
-            left = self._unfinished(scope)
-            total = max(total, left)
-            if progress is not None:
-                progress(total - left, total)
-            if left:
-                # Counting takes time in proportion to all facts; it must not take most of the database's.
-                time.sleep(min(1.0, 2 * (time.monotonic() - began)))
+        with self._loop.hurry(scope):
+            unannounced, left = self._left(scope)
+            total = left
+            # Until the start has compared ledger and files, a chunk may be called ready whose file is gone.
+            while left or unannounced or (self.running and not self._loop.reconciled):
+                self._check_alive(left or unannounced)
+                if given_up is not None and given_up.is_set():
+                    raise EncodingError(f"the flush was given up with {left} facts left; they go on being encoded.")
+                self._await_change(left or unannounced, timeout, deadline)
+                began = time.monotonic()
+                unannounced, left = self._left(scope)
+                total = max(total, left)
+                if progress is not None:
+                    progress(total - left, total)
+                if left:
+                    # Counting takes time in proportion to all facts; it must not take most of the database's.
+                    time.sleep(min(1.0, 2 * (time.monotonic() - began)))
         parked = tuple(self.parked(scope))
         return FlushReport(total - max(0, len(parked) - parked_before), parked)
 
@@ -190,18 +213,30 @@ class BackgroundEncoder:
         return count
 
     def status(self) -> EncoderStatus:
-        """Counts the queue: one query."""
+        """Counts the queue."""
         positional = self._policy.positional
         left = 0 if positional else self._unfinished(None)
         reason = self._loop.failure
         return EncoderStatus(
             running=self.running, paused=self._loop.paused, waiting=left - min(left, self._loop.in_flight),
             in_flight=self._loop.in_flight, encoded=self._loop.encoded, parked=0 if positional else len(self.parked()),
-            reason=None if reason is None else str(reason),
+            reason=None if reason is None else str(reason), stale=0 if positional else self._stale(None),
         )  # fmt: skip
 
     def _unfinished(self, scope: Scope | None) -> int:
         return self._ledger.unfinished(self._engine.fingerprint, self._policy.name, scope)
+
+    def _stale(self, scope: Scope | None) -> int:
+        return self._ledger.count_stale(self._engine.fingerprint, self._policy.name, scope)
+
+    def _left(self, scope: Scope | None) -> tuple[int, int]:
+        """Facts whose neighbours may become stale yet, and facts to be encoded, for the first time or again."""
+        unannounced = 0
+        if self._policy.similar:
+            # Counted first: what is announced before the other two are counted is stale by then.
+            unannounced = self._ledger.count_unannounced(self._engine.fingerprint, self._policy.name, scope)
+        left = self._unfinished(scope)
+        return unannounced, left + (0 if self._pace.never else self._stale(scope))
 
     def _check_alive(self, left: int) -> None:
         failure = self._loop.failure

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -26,10 +26,29 @@ _REASON_CHARS = 500
 
 
 class FactSource(ContextSource, Protocol):
-    """Facts by id, and what came before them. ``facts.store.FactStore`` is one."""
+    """Facts by id, what could stand before them, and the vectors that say so. ``contexts.MemoryContexts`` is one.
+
+    The methods below ``get_many`` are called for policies only that are ``similar``.
+    """
 
     def get_many(self, ids: Iterable[str]) -> dict[str, Fact]:
         """The facts that exist, by id."""
+        ...
+
+    def embed_some(self) -> bool:
+        """Embed a part of the facts that have no vector yet; whether to call it again."""
+        ...
+
+    def embedded(self, fact_ids: Iterable[str]) -> dict[str, int]:
+        """Of which of these facts there are vectors, and of which revisions."""
+        ...
+
+    def reached(self, fact_ids: Iterable[str], reach: Mapping[str, float]) -> set[str]:
+        """Which facts of ``reach`` are at least as similar to one of ``fact_ids`` as is said there, and may see it."""
+        ...
+
+    def known_until(self) -> int:
+        """Sequence number of the last change of the facts that ``nearest_facts`` knows."""
         ...
 
 
@@ -37,6 +56,10 @@ class Outcome(Enum):
     """How the job of one fact ended."""
 
     ENCODED = "encoded"
+    RENEWED = "renewed"
+    """Encoded again; the new chunk is served in the old one's place."""
+    CONFIRMED = "confirmed"
+    """It was called stale, but would be encoded just the same."""
     PARKED = "parked"
     NOTHING = "nothing"
     """The fact is gone or already encoded."""
@@ -71,8 +94,12 @@ class Encoder:
         self._store, self._ledger, self._files, self._engine = store, ledger, files, engine
         self._policy, self._salt, self._retry, self._slots = policy, salt, retry, slots
 
-    async def run(self, fact_id: str) -> Outcome:
+    async def run(self, fact_id: str, *, stale: bool = False) -> Outcome:
         """Encode one fact, trying again where that may help.
+
+        Args:
+            fact_id: of the fact.
+            stale: it has a chunk, which is served until the new one is ready.
 
         Raises:
             EngineError: the engine cannot go on; the fact keeps waiting.
@@ -88,46 +115,62 @@ class Encoder:
             # A pause between attempts holds no slot: failing facts do not slow the others down.
             async for attempt in attempts:
                 with attempt:
-                    return await self._attempt(fact_id, last=attempt.retry_state.attempt_number >= self._retry.attempts)
+                    last = attempt.retry_state.attempt_number >= self._retry.attempts
+                    return await self._attempt(fact_id, stale=stale, last=last)
         except (_AttemptError, _HopelessError):
             metrics.ENCODE_PARKED.inc()
         return Outcome.PARKED
 
-    async def _attempt(self, fact_id: str, *, last: bool) -> Outcome:
+    async def _attempt(self, fact_id: str, *, stale: bool, last: bool) -> Outcome:
         async with self._slots:
             fact = self._store.get_many([fact_id]).get(fact_id)
             if fact is None:
                 return Outcome.NOTHING
             try:
-                return await self._encode(fact)
+                return await self._encode(fact, stale)
             except (_HopelessError, _AttemptError) as error:
                 self._note(fact, str(error), park=last or isinstance(error, _HopelessError))
                 raise
 
-    async def _encode(self, fact: Fact) -> Outcome:
-        try:
-            items = self._policy.context(fact, self._store)
-            request = build_request(self._engine.prompt, self._policy, fact, items, self._engine.max_model_len)
-        except (EncodingError, InvalidInputError, PromptError) as error:
-            raise _HopelessError(str(error)) from error
-        owner = chunk_owner(fact.scope.principal, fact.id, fact.revision, self._policy.name)
-        key = chunk_key(
-            tenant=fact.scope.tenant, owner=owner, fingerprint=self._engine.fingerprint,
-            context_ids=request.context_ids, token_ids=request.fact_ids,
-        )  # fmt: skip
-        record = ChunkRecord(
-            key, fact.id, fact.revision, fact.scope.principal, self._engine.fingerprint, self._policy.name,
-            len(request.fact_ids), request.kept,
-        )  # fmt: skip
+    async def _encode(self, fact: Fact, stale: bool) -> Outcome:
+        record, token_ids = self._laid_out(fact)
+        key, end = record.key, len(token_ids)
+        if stale and self._ledger.confirm(record):
+            return Outcome.CONFIRMED
         if not self._ledger.begin(record):
             return Outcome.AGAIN
-        await self._capture(key, request.token_ids, CaptureSpan(key, request.start, request.end), self._salt(fact))
+        await self._capture(key, token_ids, CaptureSpan(key, end - record.n_tokens, end), self._salt(fact))
         if not self._ledger.ready(key):
             self._throw_away(key)
             metrics.ENCODE_DISCARDED.inc()
             return Outcome.AGAIN
         metrics.ENCODED.inc()
-        return Outcome.ENCODED
+        return Outcome.RENEWED if stale else Outcome.ENCODED
+
+    def _laid_out(self, fact: Fact) -> tuple[ChunkRecord, tuple[int, ...]]:
+        """What is to be encoded, and the prompt for it, which the fact's line ends."""
+        policy, fingerprint = self._policy, self._engine.fingerprint
+        # Before the choice: what becomes known meanwhile then counts as not known, and is looked at once more.
+        known_until = self._store.known_until() if policy.similar else None
+        without_vector = policy.similar and self._store.embedded([fact.id]).get(fact.id) != fact.revision
+        try:
+            items = policy.context(fact, self._store)
+            request = build_request(self._engine.prompt, policy, fact, items, self._engine.max_model_len)
+        except (EncodingError, InvalidInputError, PromptError) as error:
+            raise _HopelessError(str(error)) from error
+        key = chunk_key(
+            tenant=fact.scope.tenant,
+            owner=chunk_owner(fact.scope.principal, fact.id, fact.revision, policy.name),
+            fingerprint=fingerprint,
+            context_ids=request.context_ids,
+            token_ids=request.fact_ids,
+        )
+        record = ChunkRecord(
+            key, fact.id, fact.revision, fact.scope.principal, fingerprint, policy.name, len(request.fact_ids),
+            request.kept, request.left_out, None if without_vector else policy.reach(items),
+            None if without_vector else known_until, without_vector,
+        )  # fmt: skip
+        return record, request.token_ids
 
     async def _capture(self, key: str, token_ids: tuple[int, ...], span: CaptureSpan, salt: str) -> None:
         began = time.monotonic()

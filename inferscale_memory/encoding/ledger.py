@@ -17,6 +17,14 @@ from inferscale_memory.encoding import _queue, leases
 from inferscale_memory.encoding._burial import bury, claim, clear, unclaim
 from inferscale_memory.encoding.policies import ContextItem
 from inferscale_memory.encoding.records import ChunkRecord, ChunkRef, Forgotten, ParkedFact, chunk_owner
+from inferscale_memory.encoding.staleness import (
+    StaleChunks,
+    announced_since,
+    context_rows,
+    mark_cut,
+    note_fallback,
+    replace_stale,
+)
 from inferscale_memory.encoding.tables import PENDING, READY, ChunkContextRow, ChunkRow, EncodeFailureRow, TombstoneRow
 from inferscale_memory.errors import StoreError
 from inferscale_memory.facts.rows import batches
@@ -40,7 +48,7 @@ _READY_CHUNKS = (
 )
 
 
-class ChunkLedger:
+class ChunkLedger(StaleChunks):
     """Chunks, contexts and jobs in the database of the facts. Safe to share between threads and processes."""
 
     def __init__(self, engine: Engine) -> None:
@@ -55,7 +63,8 @@ class ChunkLedger:
 
         Returns:
             Whether to send it. False if the fact or something in its context was deleted or changed meanwhile, if the
-            chunk is ready or at work in another live process, or if a deleted chunk of this key has still to be purged.
+            chunk is ready or at work in another live process, if a deleted chunk of this key has still to be purged, or
+            if the fact has no vector because its turn to be embedded has not come yet.
         """
         with self._transactions.write() as tx:
             leases.renew(tx, self.owner)
@@ -73,22 +82,27 @@ class ChunkLedger:
                 tx.expunge(old)
             if tx.get(TombstoneRow, record.key) is not None or not _is_current(tx, record):
                 return False
+            if record.without_vector and not note_fallback(tx, record):
+                return False
             tx.add(
                 ChunkRow(
                     key=record.key, fact_id=record.fact_id, revision=record.revision, principal=record.principal,
                     fingerprint=record.fingerprint, policy=record.policy, n_tokens=record.n_tokens, state=PENDING,
-                    owner=self.owner, created_at=datetime.now(UTC),
+                    owner=self.owner, created_at=datetime.now(UTC), reach=record.reach,
+                    stale=announced_since(
+                        tx, record.principal, record.fingerprint, record.policy, record.known_until
+                    ),
                 )
             )  # fmt: skip
             tx.flush()
-            tx.add_all(
-                ChunkContextRow(chunk_key=record.key, fact_id=i.fact_id, revision=i.revision, turn_id=i.turn_id)
-                for i in record.context
-            )
+            tx.add_all(context_rows(record.key, record.context, kept=True))
+            tx.add_all(context_rows(record.key, record.left_out, kept=False))
             return True
 
     def ready(self, key: str) -> bool:
-        """The chunk's file is on disk.
+        """The chunk's file is on disk: it is served from now on, and a stale one of its fact is buried.
+
+        The owner's KV epoch is raised then: no native block made from the old chunk is hit any more.
 
         Returns:
             False if the chunk was forgotten, or something it carries was deleted or changed, while it was encoded:
@@ -101,7 +115,7 @@ class ChunkLedger:
             row = tx.get_one(ChunkRow, key)
             seen = tx.execute(
                 select(ChunkContextRow.fact_id, ChunkContextRow.turn_id, ChunkContextRow.revision).where(
-                    ChunkContextRow.chunk_key == key
+                    ChunkContextRow.chunk_key == key, ChunkContextRow.kept.is_(True)
                 )
             )
             context = tuple(ContextItem("", *entry) for entry in seen)
@@ -110,6 +124,7 @@ class ChunkLedger:
                 bury(tx, [key], in_flight=False)
                 return False
             tx.execute(delete(EncodeFailureRow).where(_failure_of(row.fact_id, row.fingerprint, row.policy)))
+            replace_stale(tx, row)
             return True
 
     def discard(self, key: str) -> None:
@@ -191,13 +206,14 @@ class ChunkLedger:
             owners: dict[str, str] = {}
             for column, ids in ((ChunkContextRow.fact_id, fact_ids), (ChunkContextRow.turn_id, turn_ids)):
                 for some in batches(ids):
-                    seen = select(ChunkContextRow.chunk_key).where(column.in_(some))
+                    seen = select(ChunkContextRow.chunk_key).where(column.in_(some), ChunkContextRow.kept.is_(True))
                     wanted: ColumnElement[bool] = ChunkRow.key.in_(seen)
                     if column is ChunkContextRow.fact_id:
                         wanted = or_(ChunkRow.fact_id.in_(some), wanted)
                     rows = session.execute(select(ChunkRow.key, ChunkRow.fact_id).where(wanted))
                     owners.update((key, fact_id) for key, fact_id in rows)
             bury(session, list(owners))
+            mark_cut(session, fact_ids, turn_ids)
             for some in batches(fact_ids):
                 session.execute(delete(EncodeFailureRow).where(EncodeFailureRow.fact_id.in_(some)))
             gone = set(fact_ids)

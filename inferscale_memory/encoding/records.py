@@ -11,7 +11,16 @@ from inferscale_memory.scope import digest
 
 @dataclass(frozen=True)
 class ChunkRecord:
-    """A chunk about to be encoded: whose it is and what it was encoded behind."""
+    """A chunk about to be encoded: whose it is and what it is encoded behind.
+
+    Attributes:
+        context: what stands in its prompt.
+        left_out: what was chosen too but did not fit.
+        reach: how similar a further fact must be to change the choice (``ContextPolicy.reach``).
+        known_until: sequence number of the last change of the facts that the choice took into account; None where it
+            does not depend on facts saved later.
+        without_vector: the choice should have gone by the fact's vector, and it has none.
+    """
 
     key: str
     fact_id: str
@@ -21,6 +30,10 @@ class ChunkRecord:
     policy: str
     n_tokens: int
     context: tuple[ContextItem, ...] = ()
+    left_out: tuple[ContextItem, ...] = ()
+    reach: float | None = None
+    known_until: int | None = None
+    without_vector: bool = False
 
 
 @dataclass(frozen=True)

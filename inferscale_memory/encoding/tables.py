@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import ForeignKey, Index, Integer, String, Text
+from sqlalchemy import Float, ForeignKey, Index, Integer, String, Text, false, true
 from sqlalchemy.orm import Mapped, mapped_column
 
 from inferscale_memory.db import Base, UtcDateTime
@@ -25,6 +25,7 @@ class ChunkRow(Base):
     __table_args__ = (
         Index("ix_chunks_fact", "fact_id", "fingerprint", "policy", "state"),
         Index("ix_chunks_state", "state"),
+        Index("ix_chunks_stale", "stale"),
     )
 
     key: Mapped[str] = mapped_column(KEY, primary_key=True)
@@ -38,10 +39,14 @@ class ChunkRow(Base):
     owner: Mapped[str | None] = mapped_column(ID)
     """Ledger that sent the encode, while the chunk is pending."""
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    stale: Mapped[bool] = mapped_column(default=False, server_default=false())
+    """Served, but another context would be chosen now, or may be: to be encoded again."""
+    reach: Mapped[float | None] = mapped_column(Float)
+    """How similar to its fact a further fact must be to change the context; None where none does."""
 
 
 class ChunkContextRow(Base):
-    """One fact or turn that a chunk was encoded behind: whoever saw it carries traces of it."""
+    """One fact or turn that was chosen as context of a chunk. Whoever saw it carries traces of it."""
 
     __tablename__ = "chunk_context"
 
@@ -50,6 +55,8 @@ class ChunkContextRow(Base):
     fact_id: Mapped[str | None] = mapped_column(ID, index=True)
     revision: Mapped[int | None] = mapped_column(Integer)
     turn_id: Mapped[str | None] = mapped_column(ID, index=True)
+    kept: Mapped[bool] = mapped_column(default=True, server_default=true())
+    """False for what did not fit: it left no trace, but once it is gone something else may fit."""
 
 
 class TombstoneRow(Base):
@@ -78,6 +85,19 @@ class EncodeFailureRow(Base):
     parked: Mapped[bool]
     reason: Mapped[str] = mapped_column(Text)
     at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class AnnouncementRow(Base):
+    """A fact of which the older facts' chunks have been told, for policies that depend on facts saved later."""
+
+    __tablename__ = "encode_announcements"
+
+    fact_id: Mapped[str] = mapped_column(ID, primary_key=True)
+    fingerprint: Mapped[str] = mapped_column(ID, primary_key=True)
+    policy: Mapped[str] = mapped_column(ID, primary_key=True)
+    revision: Mapped[int] = mapped_column(Integer)
+    embedded: Mapped[bool]
+    """False while it has no vector: it reaches nobody, and is announced again once it has one."""
 
 
 class EncodeLeaseRow(Base):

@@ -27,9 +27,14 @@ def epoch(session: Session, scope: Scope) -> int:
 
 def raise_epoch(session: Session, scope: Scope) -> int:
     """Raise it by one, inside a write transaction; returns the new one."""
-    row = session.get(EpochRow, scope.principal)
+    return raise_epoch_of(session, scope.principal)
+
+
+def raise_epoch_of(session: Session, principal: str) -> int:
+    """``raise_epoch`` where only the principal's digest is known."""
+    row = session.get(EpochRow, principal)
     if row is None:
-        row = EpochRow(principal=scope.principal, epoch=0)
+        row = EpochRow(principal=principal, epoch=0)
         session.add(row)
     row.epoch += 1
     session.flush()

@@ -84,11 +84,7 @@ def within(model: type[ScopeColumns], scope: Scope) -> ColumnElement[bool]:
 
 
 def companions(model: type[ScopeColumns], scope: Scope) -> ColumnElement[bool]:
-    """Rows behind which a fact of ``scope`` may be encoded.
-
-    Its KV carries traces of them, so they must be visible wherever the fact is: same principal, same session (or
-    both none), and the fact's agent or no agent.
-    """
+    """``Scope.accompanies`` in SQL: rows behind which a fact of ``scope`` may be encoded."""
     agent = model.agent_id.is_(None)
     return and_(
         model.principal == scope.principal,

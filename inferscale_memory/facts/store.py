@@ -22,7 +22,7 @@ from inferscale_memory.facts.models import (
     Revision,
     Turn,
 )
-from inferscale_memory.facts.neighbours import preceding_facts, preceding_turns
+from inferscale_memory.facts.neighbours import preceding_facts, preceding_turns, session_facts
 from inferscale_memory.facts.removal import erase, erase_turns
 from inferscale_memory.facts.rows import batches, find, to_facts, to_revision, to_turn, visible, within
 from inferscale_memory.facts.tables import FactRow, RevisionRow, TurnRow
@@ -266,6 +266,15 @@ class FactStore(DerivedData):
         """
         with self._read(tx) as session:
             return preceding_facts(session, fact, n)
+
+    def session_facts(self, fact: Fact, n: int, *, tx: Session | None = None) -> _Facts | None:
+        """At most ``n`` facts of the same session saved before ``fact``, oldest first, by the same rule.
+
+        The session is that of the scope, else ``"session"`` of the metadata (among the 1,000 facts saved right before);
+        None where the fact has neither.
+        """
+        with self._read(tx) as session:
+            return session_facts(session, fact, n)
 
     def preceding_turns(self, fact: Fact, n: int, *, tx: Session | None = None) -> _Turns:
         """At most ``n`` turns saved before the first source of ``fact``, oldest first, by the same rule.

@@ -71,6 +71,17 @@ class Catalog:
             if not scopes:
                 del self._by_principal[scope.principal]
 
+    def scope(self, fact_id: str) -> Scope | None:
+        """Whose the indexed fact is, or None if it is not indexed."""
+        entry = self._entries.get(fact_id)
+        return entry[1] if entry else None
+
+    def companions(self, scope: Scope) -> set[str] | None:
+        """Facts that may be context of a fact of ``scope`` (see ``Scope.accompanies``); None: all of its principal."""
+        scopes = self._by_principal.get(scope.principal, {})
+        found = [members for other, members in scopes.items() if other.accompanies(scope)]
+        return None if len(found) == len(scopes) else set().union(*found)
+
     def allowed(self, scope: Scope) -> set[str] | None:
         """Facts that ``scope`` covers, or None where that is every fact of its principal."""
         scopes = self._by_principal.get(scope.principal, {})

@@ -84,26 +84,36 @@ class IndexKeeper:
             StoreError, MissingExtraError, ModelError: the store, or the embedder as a whole, cannot be used. What was
                 caught up so far stays, and the next call resumes.
         """
+        seen = 0
+        while looked_at := self.step():
+            seen += looked_at
+        return seen
+
+    def step(self) -> int:
+        """One page of ``sync``: at most ``CHANGE_PAGE`` changes; 0 once there is nothing left to catch up with."""
         if not self._behind():
             return 0
-        seen = 0
         with self._sync_lock:
-            while True:
-                changes = self._store.changes_since(self._cursor, CHANGE_PAGE)
+            changes = self._store.changes_since(self._cursor, CHANGE_PAGE)
+            with self._lock:
+                rechecks, self._recheck = self._recheck, set()
+                ids = {change.fact_id for change in changes} | rechecks | self._due()
+            if not ids:
+                return 0
+            try:
+                self._refresh(ids)
+            except BaseException:
                 with self._lock:
-                    rechecks, self._recheck = self._recheck, set()
-                    ids = {change.fact_id for change in changes} | rechecks | self._due()
-                if not ids:
-                    return seen
-                try:
-                    self._refresh(ids)
-                except BaseException:
-                    with self._lock:
-                        self._recheck |= rechecks
-                    raise
-                seen += len(ids)
-                if changes:
-                    self._cursor = changes[-1].seq
+                    self._recheck |= rechecks
+                raise
+            if changes:
+                self._cursor = changes[-1].seq
+            return len(ids)
+
+    @property
+    def cursor(self) -> int:
+        """Sequence number of the last change of the store that the index knows."""
+        return self._cursor
 
     def forget(self, fact_ids: Collection[str]) -> None:
         """Take facts that were deleted from the store out of the index, now instead of at the next ``sync``.
@@ -125,10 +135,31 @@ class IndexKeeper:
             allowed = [self._catalog.allowed(scope) for scope in scopes]
             return self._index.search_many(vectors, k, [scope.principal for scope in scopes], allowed)
 
+    def companions(self, fact_id: str, revision: int, scope: Scope, k: int) -> list[Hit] | None:
+        """The ``k`` indexed facts most like a fact among its companions (see ``Scope.accompanies``), itself included.
+
+        None where the fact is not indexed at that revision.
+        """
+        with self._lock:
+            if self._catalog.revision(fact_id) != revision:
+                return None
+            [vector] = self._index.vectors([fact_id])
+            return self._index.search(vector, k, scope.principal, self._catalog.companions(scope))
+
+    def revisions(self, fact_ids: Iterable[str]) -> dict[str, int]:
+        """Indexed revision of those of ``fact_ids`` that are indexed."""
+        with self._lock:
+            return {id: revision for id in fact_ids if (revision := self._catalog.revision(id)) is not None}
+
+    def scopes(self, fact_ids: Iterable[str]) -> dict[str, Scope]:
+        """Scope of those of ``fact_ids`` that are indexed."""
+        with self._lock:
+            return {id: scope for id in fact_ids if (scope := self._catalog.scope(id)) is not None}
+
     def snapshot(self, fact_ids: Sequence[str]) -> dict[str, tuple[int, np.ndarray]]:
         """Indexed revision and vector (``[dim]`` float32, length 1) of those of ``fact_ids`` that are indexed."""
         with self._lock:
-            held = {id: revision for id in fact_ids if (revision := self._catalog.revision(id)) is not None}
+            held = self.revisions(fact_ids)
             vectors = self._index.vectors(list(held))
         return {id: (revision, vector) for (id, revision), vector in zip(held.items(), vectors, strict=True)}
 

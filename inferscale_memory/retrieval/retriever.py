@@ -15,6 +15,7 @@ from inferscale_memory.retrieval.base import Embedder, EmbeddingError, Hit, Vect
 from inferscale_memory.retrieval.catalog import Failure
 from inferscale_memory.retrieval.desk import EmbeddingDesk, Question, check_question
 from inferscale_memory.retrieval.keeper import IndexKeeper
+from inferscale_memory.retrieval.neighbours import Neighbours
 from inferscale_memory.retrieval.vectors import check_k, cosines, unit_rows
 from inferscale_memory.scope import Scope
 
@@ -39,7 +40,7 @@ class ScoredFact:
 
 
 class Retriever:
-    """Finds the facts of a scope that answer a question.
+    """Finds the facts of a scope that answer a question, and in ``neighbours`` those that are like a fact.
 
     The index belongs to the retriever: nobody else writes to it. It is held in memory and filled again after a restart
     from the vectors kept in the store, so nothing is embedded twice. All methods may be called from several threads.
@@ -71,11 +72,12 @@ class Retriever:
         self.index = index
         self._near_duplicate = near_duplicate
         self._keeper = IndexKeeper(store, embedder, index, clock)
+        self.neighbours = Neighbours(store, self._keeper)
         self._desk = EmbeddingDesk(embedder)
 
     @property
     def failures(self) -> dict[str, Failure]:
-        """Facts that could not be embedded, by id: not found by search, tried again by later calls of ``sync``."""
+        """Facts that could not be embedded, by id (see ``IndexKeeper.failures``)."""
         return self._keeper.failures
 
     def sync(self) -> int:

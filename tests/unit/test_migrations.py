@@ -5,6 +5,8 @@ import threading
 from pathlib import Path
 
 import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, inspect
 
 from inferscale_memory import migrations
@@ -31,9 +33,6 @@ def test_an_empty_database_gets_every_table_of_the_library(engine):
 
 
 def test_the_schema_made_is_the_one_that_the_models_describe(engine):
-    from alembic.autogenerate import compare_metadata
-    from alembic.migration import MigrationContext
-
     migrations.upgrade(engine)
     with engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
@@ -57,11 +56,34 @@ def test_a_database_made_before_there_were_items_gets_their_tables_and_keeps_its
         connection.exec_driver_sql("UPDATE store_clock SET value = 41")
     assert "items" not in inspect(engine).get_table_names()
     migrations.upgrade(engine)
-    assert migrations.revision(engine) == "0002"
+    assert migrations.revision(engine) == "0003"
     assert set(inspect(engine).get_table_names()) == {*Base.metadata.tables, "alembic_version"}
     assert {index["name"] for index in inspect(engine).get_indexes("items")} >= {"ix_items_tenant_path"}
     with engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT value FROM store_clock").scalar() == 41
+
+
+def test_a_database_made_before_chunks_could_be_stale_keeps_its_chunks_and_none_of_them_is(engine):
+    migrations.upgrade(engine)
+    with engine.begin() as connection:
+        Base.metadata.drop_all(connection, tables=[Base.metadata.tables["encode_announcements"]])
+        connection.exec_driver_sql("DROP INDEX ix_chunks_stale")
+        for table, column in (("chunks", "stale"), ("chunks", "reach"), ("chunk_context", "kept")):
+            connection.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN {column}")
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0002'")
+        connection.exec_driver_sql(
+            "INSERT INTO chunks (key, fact_id, revision, principal, fingerprint, policy, n_tokens, state, created_at) "
+            "VALUES ('k', 'f', 1, 'p', 'm', 'preamble', 3, 'ready', '2026-01-01 00:00:00')"
+        )
+        connection.exec_driver_sql("INSERT INTO chunk_context (chunk_key, fact_id, revision) VALUES ('k', 'g', 1)")
+    migrations.upgrade(engine)
+    assert migrations.revision(engine) == "0003"
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT key, stale, reach FROM chunks").all() == [("k", 0, None)]
+        assert connection.exec_driver_sql("SELECT fact_id, kept FROM chunk_context").all() == [("g", 1)]
+    assert {"ix_chunks_stale"} <= {index["name"] for index in inspect(engine).get_indexes("chunks")}
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
 
 
 def test_a_database_of_a_newer_version_is_refused_by_revision(engine):

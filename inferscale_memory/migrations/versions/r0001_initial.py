@@ -14,7 +14,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    # From the models themselves. The first revision that changes a table has to freeze them here as they are now.
+    # From the models as they are when it runs: what later revisions add may be there already, so they look first.
     import_tables()
     Base.metadata.create_all(op.get_bind())
 

@@ -8,14 +8,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
+from sqlalchemy import select
 
+from inferscale_memory.contexts import MemoryContexts
 from inferscale_memory.db import open_database
 from inferscale_memory.encoding.encoder import BackgroundEncoder, Retry
 from inferscale_memory.encoding.ledger import ChunkLedger
+from inferscale_memory.encoding.pacing import Pace
 from inferscale_memory.encoding.policies import ContextPolicy, parse_policy
+from inferscale_memory.encoding.tables import ChunkContextRow
 from inferscale_memory.facts import Fact, FactStore, NewFact, NewTurn
 from inferscale_memory.kv import Chunk, ChunkStore, context_digest
+from inferscale_memory.retrieval import CallableEmbedder, NumpyIndex, Retriever
 from inferscale_memory.scope import Scope
 from inferscale_memory.serving.protocol import CaptureResult, CaptureSpan
 
@@ -79,6 +85,22 @@ def make_chunk(span: CaptureSpan, token_ids: Sequence[int], fingerprint: str = M
     )
 
 
+class Angles:
+    """Embeds a text as the direction that its first word says, in degrees; ``broken`` texts fail."""
+
+    def __init__(self) -> None:
+        self.broken: set[str] = set()
+        self.dead = False
+        self.calls: list[list[str]] = []
+
+    def __call__(self, texts: Sequence[str]) -> np.ndarray:
+        self.calls.append(list(texts))
+        if self.dead or self.broken & set(texts):
+            raise ConnectionError("the embedding server does not answer")
+        angles = np.radians([float(text.split()[0]) for text in texts])
+        return np.stack([np.cos(angles), np.sin(angles)], axis=1)
+
+
 @dataclass
 class World:
     """A database and a chunk folder, opened as one process would."""
@@ -89,6 +111,7 @@ class World:
     engine: WritingEngine
     policy: ContextPolicy
     encoder: BackgroundEncoder
+    embedder: Angles
 
     def save(self, *texts: str, scope: Scope = ALICE) -> tuple[Fact, ...]:
         result = self.store.add([NewFact(text) for text in texts], scope)
@@ -118,14 +141,26 @@ class World:
         found = self.ledger.lookup([fact.id for fact in facts], MODEL, self.policy.name)
         return {fact_id: ref.key for fact_id, ref in found.items()}
 
+    def seen_by(self, fact: Fact) -> list[str]:
+        """Texts that the served chunk of a fact was encoded behind, in the order of its prompt."""
+        query = select(ChunkContextRow.fact_id).where(ChunkContextRow.kept.is_(True)).order_by(ChunkContextRow.id)
+        with self.store.transaction() as tx:
+            ids = tx.scalars(query.where(ChunkContextRow.chunk_key == self.ready([fact])[fact.id])).all()
+        facts = self.store.get_many(ids)
+        return [facts[fact_id].text for fact_id in ids]
 
-def open_world(folder: Path, policy: str = "preceding:2:fact", **engine_options) -> World:
+
+def open_world(
+    folder: Path, policy: str = "preceding:2:fact", reencode: Pace | None = None, **engine_options
+) -> World:  # fmt: skip
     """Open a folder that has a migrated database."""
     database = open_database(f"sqlite:///{folder / 'facts.db'}")
     store, ledger, chunks = FactStore(database), ChunkLedger(database), ChunkStore(folder / "kv")
     engine, parsed = WritingEngine(chunks, **engine_options), parse_policy(policy)
+    embedder = Angles()
+    retriever = Retriever(store, CallableEmbedder(embedder, id="angles", dim=2), NumpyIndex())
     encoder = BackgroundEncoder(
-        store, ledger, chunks, engine, parsed, lambda fact: f"salt of {fact.scope}",
-        concurrency=4, retry=Retry(attempts=3, first_pause=0.001, longest_pause=0.002),
+        MemoryContexts(store, lambda: retriever), ledger, chunks, engine, parsed, lambda fact: f"salt of {fact.scope}",
+        concurrency=4, retry=Retry(attempts=3, first_pause=0.001, longest_pause=0.002), reencode=reencode,
     )  # fmt: skip
-    return World(store, ledger, chunks, engine, parsed, encoder)
+    return World(store, ledger, chunks, engine, parsed, encoder, embedder)

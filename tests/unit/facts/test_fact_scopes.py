@@ -114,6 +114,39 @@ def test_preceding_facts_are_the_nearest_before_it_oldest_first(store, alice):
     assert store.preceding_facts(facts[3], 0) == []
 
 
+def test_facts_of_a_session_are_those_that_name_it_in_scope_or_metadata_saved_before_oldest_first(store, alice):
+    named = ["one", "two", "one", None, "one", "one"]
+    new = [NewFact(f"fact {i}", metadata={"session": name} if name else None) for i, name in enumerate(named)]
+    facts = store.add(new, alice).facts
+    assert store.session_facts(facts[4], 5) == [facts[0], facts[2]]
+    assert store.session_facts(facts[5], 2) == [facts[2], facts[4]]
+    assert store.session_facts(facts[1], 5) == []
+    assert store.session_facts(facts[3], 5) is None
+    scoped = Scope.of(user_id="alice", session_id="s")
+    inside = store.add([NewFact("a"), NewFact("b", metadata={"session": "other"}), NewFact("c")], scoped).facts
+    assert store.session_facts(inside[2], 5) == list(inside[:2])
+
+
+@given(one=scopes, other=scopes)
+def test_what_accompanies_a_fact_is_seen_from_wherever_the_fact_is(one, other):
+    viewers = [Scope(*ids) for ids in itertools.product(["t1", "t2"], *[[None, "x", "y"]] * 3) if any(ids[1:])]
+    if one.accompanies(other):
+        assert all(viewer.covers(one) for viewer in viewers if viewer.covers(other))
+    assert one.accompanies(one)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(owners=st.lists(scopes, min_size=1, max_size=5, unique=True))
+def test_the_database_answers_as_scope_accompanies_says(engine, owners):
+    store = FactStore(engine)
+    with store.transaction() as tx:
+        facts = [store.add([NewFact("x")], scope, tx=tx).facts[0] for scope in owners]
+        for fact in facts:
+            before = [other for other in facts if other.seq < fact.seq and other.scope.accompanies(fact.scope)]
+            assert store.preceding_facts(fact, 50, tx=tx) == before
+        tx.rollback()
+
+
 def test_preceding_turns_stand_before_the_first_source(store, alice):
     turns = [NewTurn("user", f"turn {i}", id=str(i)) for i in range(5)]
     facts = store.add([NewFact("late", turn_ids=("4", "3")), NewFact("no turn")], alice, turns=turns).facts
