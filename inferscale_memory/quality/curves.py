@@ -29,12 +29,14 @@ class Curves:
 
     def ttft(self, fact_tokens: float, refreshed_tokens: float) -> float:
         """Time to the first token in milliseconds, of a prompt with so many tokens of facts and so many prefilled."""
-        sizes = list(accumulate((self._size(k) for k in self._counts), max))
-        times = list(accumulate((self._ttft_at(k, refreshed_tokens) for k in self._counts), max))
+        sizes = [self._by_k[k][0].fact_tokens for k in self._counts]
         if fact_tokens <= sizes[0]:
-            return times[0]
+            return self._ttft_at(self._counts[0], refreshed_tokens)
+        # Along a line on which the same share is prefilled: no prompt has more prefilled than there is.
+        share = refreshed_tokens / fact_tokens
+        times = [self._ttft_at(k, share * size) for k, size in zip(self._counts, sizes, strict=True)]
         if fact_tokens >= sizes[-1]:
-            # In proportion: more than by any slope, for a part of the time does not grow at all.
+            # In proportion, the part of the time that does not grow included.
             return times[-1] * fact_tokens / sizes[-1]
         return _chord(sizes, times, fact_tokens)
 
@@ -47,9 +49,6 @@ class Curves:
         above = bisect_left(self._counts, k)
         below = above if self._counts[above] == k else max(0, above - 1)
         return max(self._error_at(self._counts[at], refresh, metric) for at in {below, above})
-
-    def _size(self, k: int) -> float:
-        return max(point.fact_tokens for point in self._by_k[k])
 
     def _ttft_at(self, k: int, refreshed: float) -> float:
         points = self._by_k[k]
