@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,7 +30,6 @@ from inferscale_memory.scope import Scope
 
 if TYPE_CHECKING:
     from inferscale_memory.encoding.sources import SourceItem
-    from inferscale_memory.facts import NewFact, NewTurn
     from inferscale_memory.memory import Memory
 
 EXAMPLE = "Example: inferscale encode --from history.jsonl --user alice --model demo"
@@ -93,10 +91,12 @@ def _save(
     memory: Memory, reader: Iterable[SourceItem], given: dict[str, Any]
 ) -> tuple[dict[str, int], list[dict[str, Any]]]:
     """Add the entries in batches of one scope. Adding is idempotent, which makes the whole command resumable."""
+    from inferscale_memory.encoding.entries import entries
+
     counts = {"read": 0, "context_only": 0, "facts": 0, "created": 0}
     errors: list[dict[str, Any]] = []
     for scope, batch in _batches(reader, given):
-        turns, facts = _entries(batch)
+        turns, facts = entries(batch)
         result = memory.store.add(facts, scope, turns=turns)
         counts["read"] += len(batch)
         counts["context_only"] += sum(item.kind == "turn" for item in batch)
@@ -114,27 +114,6 @@ def _batches(reader: Iterable[SourceItem], given: dict[str, Any]) -> Iterator[tu
         scope = Scope.of(**ids)
         while batch := list(itertools.islice(run, BATCH)):
             yield scope, batch
-
-
-def _entries(batch: Sequence[SourceItem]) -> tuple[list[NewTurn], list[NewFact]]:
-    """Turns and facts as the file names them: with their sources, speakers and times."""
-    from inferscale_memory.facts import NewFact, NewTurn, VerbatimExtractor
-    from inferscale_memory.handles import strip_handles
-
-    turns: list[NewTurn] = []
-    facts: list[NewFact] = []
-    for index, item in enumerate(batch):
-        text = strip_handles(item.text)
-        common: dict[str, Any] = {"speaker": item.speaker, "created_at": item.time, "index": index}
-        if item.kind == "fact":
-            facts.append(NewFact(text, metadata=item.metadata or None, turn_ids=item.turn_ids, **common))
-            continue
-        own_id = item.turn_ids[0] if item.turn_ids else item.id
-        turns.append(NewTurn(item.role or "user", text, id=own_id, **common))
-        if item.kind == "message":
-            found = VerbatimExtractor().extract(turns[-1:])
-            facts += [replace(fact, metadata=item.metadata or None) for fact in found]
-    return turns, facts
 
 
 def _drain(memory: Memory, timeout: float | None) -> tuple[str, list[dict[str, Any]]]:

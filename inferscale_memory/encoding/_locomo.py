@@ -92,12 +92,12 @@ def _locomo_session(
             if problem := text_problem(text):
                 yield f"observation of {speaker}: {problem}"
                 continue
-            ids = tuple(f"{prefix}{i}" for i in _evidence(evidence))
+            ids = tuple(f"{prefix}{i}" for i in evidence_ids(evidence))
             yield {"kind": "fact", "text": text, "scope": scope, "speaker": speaker, "turn_ids": ids, "time": time,
                    "metadata": {"session": session}}  # fmt: skip
 
 
-def _evidence(value: Any) -> list[str]:
+def evidence_ids(value: Any) -> list[str]:
     """Turn ids from ``"D1:3"``, ``"D1:3, D1:5"`` or ``["D1:3", "D1:5"]``."""
     listed = value if isinstance(value, list) else [value]
     return [turn for entry in listed if isinstance(entry, str) for turn in re.findall(r"D\d+:\d+", entry)]

@@ -167,7 +167,7 @@ async def stream_request(
         params: its ``kv_transfer_params``.
         salt: its cache salt, ``None`` for a request that holds nobody's facts.
         whole: yield the final output only, which holds all tokens; else each holds those that are new.
-        sampling: fields of vLLM's ``SamplingParams``; one output token by default.
+        sampling: fields of vLLM's ``SamplingParams``; one output token by default. ``extra_args`` travel beside ours.
 
     Raises:
         EngineError: the engine has died.
@@ -177,10 +177,11 @@ async def stream_request(
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine.exceptions import EngineDeadError
 
+    extra = {**sampling.pop("extra_args", {}), "kv_transfer_params": dict(params)}
     options = SamplingParams(
         **{"temperature": 0.0, "max_tokens": 1, **sampling},
         output_kind=RequestOutputKind.FINAL_ONLY if whole else RequestOutputKind.DELTA,
-        extra_args={"kv_transfer_params": dict(params)},
+        extra_args=extra,
     )
     prompt: dict[str, Any] = {"prompt_token_ids": list(token_ids)}
     if salt is not None:

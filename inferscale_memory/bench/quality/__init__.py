@@ -1,0 +1,5 @@
+"""``inferscale bench quality``: how near injected facts come to the same facts as text, and what that does to answers.
+
+``data`` reads conversations and questions, ``memories`` holds a memory per policy over them, ``measuring`` compares,
+``report`` and ``plot`` tell, ``command`` is the whole of it.
+"""
