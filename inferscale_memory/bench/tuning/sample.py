@@ -48,9 +48,7 @@ def sample_memory(
         StoreError: the database cannot be read.
     """
     if settings.database_url is None and not (settings.memory_folder / "facts.db").exists():
-        raise InvalidInputError(
-            f"there is no memory in {settings.memory_folder}. Save some facts first, or give --data."
-        )
+        raise InvalidInputError(f"there is no memory in {settings.memory_folder}. Save facts first, or give --data.")
     database = open_for_reading(settings)
     try:
         store = FactStore(database)
