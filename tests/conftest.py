@@ -102,9 +102,11 @@ def _engine_environment() -> Iterator[None]:
 def engine(
     demo_model: Path, tmp_path_factory: pytest.TempPathFactory, _engine_environment: None
 ) -> Iterator[LocalEngine]:
-    """The demo model, scheduler and worker in processes of their own, native prefix caching on."""
+    """The demo model, scheduler and worker in processes of their own, native prefix caching on, answers forcible."""
+    from inferscale_memory.serving.forced import PROCESSOR
+
     home = tmp_path_factory.mktemp("engine-home")
-    options = {"max_model_len": 2048, "enable_prefix_caching": True}
+    options = {"max_model_len": 2048, "enable_prefix_caching": True, "logits_processors": [PROCESSOR]}
     tools = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
     with LocalEngine(demo_model, home=home, **options, **tools) as engine:
         assert engine.unsupported is None, engine.unsupported

@@ -247,6 +247,11 @@ def status(text: str) -> Any:
     return Console(stderr=True, highlight=False).status(text)
 
 
+def note(text: str) -> None:
+    """A line on stderr."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(text, markup=False)
+
+
 class Bar:
     """A progress bar on stderr that is called with the steps done and the steps in all."""
 
@@ -257,6 +262,10 @@ class Bar:
     def __call__(self, done: int, total: int) -> None:
         """Show ``done`` of ``total``."""
         self._bar.update(self._task, completed=done, total=total)
+
+    def stage(self, label: str) -> None:
+        """Begin something else, of which nothing is done yet."""
+        self._bar.reset(self._task, description=label, total=None)
 
 
 @contextmanager

@@ -12,11 +12,12 @@ from inferscale_memory.bench.plots import dress
 
 COLOURS = ("#1f6f8b", "#b5443c", "#7a7a7a", "#c58b1b", "#4f7f3a")
 MARKERS = ("s", "o", "^", "D", "v")
+STYLES = ("-", "--", ":", "-.")
 
 
 @dataclass(frozen=True)
 class Line:
-    """Points of one series; ``low`` and ``high`` make a band around it, of the same length as ``y``."""
+    """Points of one series; ``low`` and ``high`` make a band around it, or bars, of the same length as ``y``."""
 
     x: Sequence[float]
     y: Sequence[float]
@@ -29,7 +30,7 @@ class Panel:
     """One plot: lines by their label, or bars by theirs.
 
     ``log`` names the logarithmic axes: ``""``, ``"x"``, ``"y"`` or ``"xy"``. An axis that is not logarithmic starts
-    at 0.
+    at 0. With ``whiskers`` the bounds of lines are bars at their points: bands of many lines would hide one another.
     """
 
     title: str
@@ -38,6 +39,7 @@ class Panel:
     lines: Mapping[str, Line] = field(default_factory=dict)
     bars: Mapping[str, float] = field(default_factory=dict)
     log: str = ""
+    whiskers: bool = False
 
 
 def draw(panels: Sequence[Panel], note: str, file: Path) -> None:
@@ -54,8 +56,13 @@ def _fill(axes: Any, panel: Panel) -> None:
     for at, (label, line) in enumerate(panel.lines.items()):
         colour = COLOURS[at % len(COLOURS)]
         marker = MARKERS[at % len(MARKERS)]
-        axes.plot(line.x, line.y, label=label, color=colour, marker=marker, linewidth=1.8)
-        if line.low is not None and line.high is not None:
+        style = STYLES[at // len(COLOURS) % len(STYLES)]
+        axes.plot(line.x, line.y, style, label=label, color=colour, marker=marker, linewidth=1.8)
+        if line.low is None or line.high is None:
+            continue
+        if panel.whiskers:
+            axes.vlines(line.x, line.low, line.high, color=colour, alpha=0.6, linewidth=1.2)
+        else:
             axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.15, linewidth=0)
     if panel.bars:
         axes.bar(list(panel.bars), list(panel.bars.values()), color=COLOURS[0])

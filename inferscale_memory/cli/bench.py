@@ -1,4 +1,4 @@
-"""``inferscale bench``: ttft, exactness, session; the others are in ``bench_load`` and ``bench_storage``."""
+"""``inferscale bench``: ttft, exactness, session; the others are in ``bench_load``, ``_storage`` and ``_quality``."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from inferscale_memory.cli import bench_load, bench_storage
+from inferscale_memory.cli import bench_load, bench_quality, bench_storage
 from inferscale_memory.cli.bench_options import FactTokens, JsonFile, PlotFile, call, check_writable, numbers, prepare
 from inferscale_memory.cli.options import Home, Model
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure this machine: speed, size and exactness.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure: speed, size, exactness, and quality.")
 
 
 @app.command("ttft", epilog="Example: inferscale bench ttft --k 0,10,50 --repeat 5 --json ttft.json --plot ttft.png")
@@ -63,3 +63,4 @@ def session(
 
 bench_load.register(app)
 bench_storage.register(app)
+bench_quality.register(app)

@@ -16,6 +16,7 @@ PROCESSOR = f"{__name__}:ForcedTokens"
 class ForcedTokens(AdapterLogitsProcessor):
     """Leaves of a request's logits only those of the token that is due; requests that force nothing are untouched.
 
+    For vLLM's V1 model runner, which CPU engines have; the V2 runner of CUDA engines wants another kind of class.
     vLLM's log-probabilities are the model's own, for it reports them from before any processor
     (``logprobs_mode="raw_logprobs"``, its default).
     """

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from inferscale_memory.bench.quality import forcing, measuring
 from inferscale_memory.bench.quality.data import DataSet, Question, read_data
 from inferscale_memory.bench.quality.journal import Journal
 from inferscale_memory.bench.quality.memories import Workbench, open_workbench
+from inferscale_memory.bench.quality.results import CEILINGS, FULL
 from inferscale_memory.bench.quality.settings import Setting, parse_settings
-from inferscale_memory.errors import EngineError
-from inferscale_memory.serving.forced import PROCESSOR
+from inferscale_memory.errors import EncodingError, EngineError
 
 POLICIES = ("none", "preamble", "preceding:5:fact")
 K = 4
@@ -39,22 +40,17 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> DataSet:
 
 
 @pytest.fixture(scope="module")
-def quality_engine(
-    demo_model: Path, tmp_path_factory: pytest.TempPathFactory, _engine_environment: None
-) -> Iterator[LocalEngine]:
-    """An engine that answers what it is told to."""
-    home = tmp_path_factory.mktemp("quality-home")
-    with LocalEngine(demo_model, home=home, max_model_len=1024, logits_processors=[PROCESSOR]) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def bench(quality_engine: LocalEngine, data: DataSet) -> Iterator[Workbench]:
-    home = quality_engine.settings.home
+def bench(engine: LocalEngine, data: DataSet) -> Iterator[Workbench]:
+    home = engine.settings.home
     assert home is not None
     conversations, options = data.conversations, {"embedder": embed, "index": "numpy"}
-    with open_workbench(quality_engine, home, conversations, POLICIES, **options) as bench:
+    with open_workbench(engine, home, conversations, POLICIES, **options) as bench:
         yield bench
+
+
+@pytest.fixture(autouse=True)
+def _short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "ANSWER_TOKENS", 4)
 
 
 def test_forcing_an_answer_is_asking_for_it_token_by_token(bench: Workbench, data: DataSet) -> None:
@@ -64,7 +60,14 @@ def test_forcing_an_answer_is_asking_for_it_token_by_token(bench: Workbench, dat
     forced = forcing.force(bench.engine, plan, answer, inject=True)
     _, rows = forcing._stepwise(bench.engine, plan, answer, inject=True, salt=forcing.fresh_salt())
     assert forced.logprobs.shape == rows.shape == (len(answer), len(rows[0]))
-    assert np.abs(forced.logprobs - rows).max() == 0.0
+    assert np.abs(forced.logprobs[0] - rows[0]).max() == 0.0
+    # Behind the first token the engine itself adds up in another order when it decodes than when it prefills.
+    stepwise = replace(forced, logprobs=rows)
+    noise = forcing.divergence(stepwise, forced)
+    assert noise < 0.01
+    assert stepwise.nll == pytest.approx(forced.nll, abs=0.05)
+    prefilled = forcing.force(bench.engine, plan, answer, inject=False)
+    assert forcing.divergence(prefilled, forced) > 10 * noise
     assert np.exp(forced.logprobs.astype(np.float64)).sum(axis=1) == pytest.approx(1.0, abs=1e-3)
 
 
@@ -74,8 +77,8 @@ def test_every_setting_is_compared_with_the_full_prefill_of_its_tokens(
     settings = parse_settings(POLICIES, ["0", "1", "k"])
     journal = Journal(tmp_path / "journal.jsonl")
     results = measuring.measure(bench, data.questions, settings, [K], journal=journal)
-    rows = [result for result in results if result.policy != measuring.FULL]
-    full = {result.question: result for result in results if result.policy == measuring.FULL}
+    rows = [result for result in results if result.policy != FULL]
+    full = {result.question: result for result in results if result.policy == FULL}
     assert [(row.question, row.policy, row.refresh) for row in rows] == [
         (question.id, setting.policy, setting.refresh) for question in data.questions for setting in settings
     ]
@@ -114,7 +117,7 @@ def test_sticky_order_keeps_facts_in_place_and_is_compared_with_its_own_tokens(b
     results = measuring.measure(bench, data.questions, settings, [K], order="sticky", generate=False)
     assert all(result.answer is None and result.f1 is None for result in results)
     # With and without a refreshed fact the order differs from the second question on, and so do the references.
-    references = [result for result in results if result.policy == measuring.FULL]
+    references = [result for result in results if result.policy == FULL]
     assert len(references) >= len(data.questions)
     assert all(result.kl is not None and result.kl > 0 for result in results if result.policy == "preamble")
 
@@ -123,7 +126,7 @@ def test_ceilings_are_all_facts_the_evidence_and_none(bench: Workbench, data: Da
     results = measuring.measure_ceilings(bench, data.questions)
     found = {(result.question, result.policy): result for result in results}
     one, two = (question.id for question in data.questions)
-    assert {kind: found[one, kind].facts for kind in measuring.CEILINGS} == {
+    assert {kind: found[one, kind].facts for kind in CEILINGS} == {
         "full_context": len(FACTS),
         "gold_evidence": 1,
         "no_memory": 0,
@@ -162,14 +165,17 @@ def test_a_fact_that_is_not_encoded_stops_the_measurement(
         bench.plan(data.questions[0], K, Setting("none", 0))
 
 
-def test_without_the_processor_an_answer_is_forced_token_by_token(
-    engine: LocalEngine, bench: Workbench, data: DataSet, memory_for: Callable[..., Any], user: str
+def test_an_engine_without_the_processor_is_forced_token_by_token(
+    bench: Workbench, data: DataSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memory = memory_for("preamble")
-    memory.add(FACTS[:3], user_id=user)
-    memory.flush(60, user_id=user)
-    handle = memory.recall("Where was Alice?", 2, 0, user_id=user)
-    plan = engine.plan([{"role": "system", "content": handle}, {"role": "user", "content": "Where?"}], user_id=user)
-    forced = forcing.force(engine, plan, engine.tokenize("In Rome"), inject=True)
+    monkeypatch.setattr(bench.engine.client.model_config, "logits_processors", None)
+    plan = bench.plan(data.questions[0], K, Setting("preamble", 0))
+    forced = forcing.force(bench.engine, plan, bench.answer_tokens("It is"), inject=True)
     assert forced.logprobs.shape[0] == len(forced.tokens) == 2
     assert forced.injected == plan.inject[-1].end
+
+
+def test_a_list_of_no_token_ids_is_refused(bench: Workbench, data: DataSet) -> None:
+    plan = bench.plan(data.questions[0], K, Setting("preamble", 0))
+    with pytest.raises(EncodingError, match="inferscale_forced is 'Rex'; wanted a list of token ids"):
+        bench.engine.generate(plan, extra_args={"inferscale_forced": "Rex"})

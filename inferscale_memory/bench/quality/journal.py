@@ -46,9 +46,6 @@ class Journal:
         """What was measured under a key."""
         return self._known.get(key)
 
-    def __len__(self) -> int:
-        return len(self._known)
-
     def write(self, key: str, found: Mapping[str, Any]) -> None:
         """Keep a measurement; it is in the file when this returns.
 

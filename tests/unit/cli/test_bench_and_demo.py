@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from inferscale_memory.bench.quality import Choice, JudgeOptions
 from inferscale_memory.bench.throughput import Workload
 from inferscale_memory.cli.bench_options import numbers
 
@@ -31,10 +32,11 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     import inferscale_memory
 
     package = ModuleType("inferscale_memory.bench")
-    for name in ("ttft", "exactness", "session", "throughput", "encode", "footprint", "scale"):
+    for name in ("ttft", "exactness", "session", "throughput", "encode", "footprint", "scale", "quality"):
         module = ModuleType(f"inferscale_memory.bench.{name}")
         module.run = script  # type: ignore[attr-defined]
         module.Workload = Workload  # type: ignore[attr-defined]
+        module.Choice, module.JudgeOptions = Choice, JudgeOptions  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, module.__name__, module)
         setattr(package, name, module)
     demo = ModuleType("inferscale_memory.demo")
@@ -141,6 +143,43 @@ def test_bench_memory_can_do_without_an_engine(run: Run, scripts: list[dict[str,
 def test_bench_scale_passes_its_lists(run: Run, scripts: list[dict[str, Any]]) -> None:
     assert run("bench", "scale", "--k", "5,20", "--facts", "1,100", "--users", "1,3").exit_code == 0
     assert (scripts[0]["k"], scripts[0]["facts"], scripts[0]["users"]) == ((5, 20), (1, 100), (1, 3))
+
+
+def test_bench_quality_passes_its_choice(run: Run, scripts: list[dict[str, Any]], tmp_path: Path) -> None:
+    lists = ("--k", "5,10", "--policy", "none, preamble", "--refresh", "0,k", "--categories", "1,4")
+    more = ("--questions", "7", "--order", "sticky", "--seed", "3", "--no-ceilings", "--facts", "turns")
+    judge = ("--judge", "http://judge/v1", "--judge-model", "strict", "--keep", str(tmp_path))
+    result = run("bench", "quality", "--data", "a.json", "--data", "b.json", *lists, *more, *judge)
+    assert result.exit_code == 0, result.stderr
+    assert scripts == [
+        {
+            "data": [Path("a.json"), Path("b.json")],
+            "choice": Choice.of(
+                ["none", "preamble"], ["0", "k"], [5, 10], categories=("1", "4"), questions=7, order="sticky", seed=3,
+                ceilings=False,
+            ),
+            "format": None,
+            "facts": "turns",
+            "judge": JudgeOptions("http://judge/v1", "strict"),
+            "keep": tmp_path,
+            "model": "demo",
+            "json": None,
+            "plot": None,
+            "home": None,
+        }
+    ]  # fmt: skip
+
+
+def test_bench_quality_wants_a_judges_url_and_name(run: Run, scripts: list[dict[str, Any]]) -> None:
+    result = run("bench", "quality", "--data", "a.json", "--judge", "http://judge/v1")
+    assert result.exit_code == 2
+    assert "--judge and --judge-model go together" in result.stderr
+    assert scripts == []
+
+
+def test_bench_quality_documents_its_own_format(run: Run) -> None:
+    shown = " ".join(run("bench", "quality", "--help").stdout.split())
+    assert '{"fact": TEXT, "id": NAME, "user": WHOSE}' in shown
 
 
 def test_bench_mem0_setup_tells_what_it_installed(run: Run, json_of: JsonOf, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ COMMANDS = [
     ["bench", "memory"],
     ["bench", "scale"],
     ["bench", "session"],
+    ["bench", "quality"],
 ]
 
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from inferscale_memory.bench.quality.data.jsonl import HELP, read_jsonl
+from inferscale_memory.bench.quality.data.jsonl import read_jsonl
 from inferscale_memory.bench.quality.data.locomo import read_locomo
 from inferscale_memory.bench.quality.data.longmemeval import read_longmemeval
 from inferscale_memory.bench.quality.data.types import FACT_KINDS, Conversation, DataSet, FactKind, Question
 from inferscale_memory.encoding._locomo import is_locomo
 from inferscale_memory.errors import InvalidInputError
 
-__all__ = ["FACT_KINDS", "FORMATS", "HELP", "Conversation", "DataSet", "FactKind", "Question", "read_data"]
+__all__ = ["FACT_KINDS", "FORMATS", "Conversation", "DataSet", "FactKind", "Question", "read_data"]
 
 FORMATS = ("locomo", "longmemeval", "jsonl")
 

@@ -10,14 +10,14 @@ from inferscale_memory.bench.quality.data.types import Conversation, DataSet, Qu
 from inferscale_memory.encoding._formats import SourceItem, text_problem
 
 ONE_USER = "user"
-HELP = (
-    'jsonl has one object a line: {"fact": TEXT, "id": NAME, "user": WHOSE} or {"question": TEXT, "answer": TEXT, '
-    '"user": WHOSE, "category": NAME, "evidence": [NAMES OF FACTS]}; all but fact, question and answer may be left out.'
-)
 
 
 def read_jsonl(lines: Iterable[str]) -> DataSet:
-    """Read facts and questions, in any order; facts are remembered in the order of their lines."""
+    """Read facts and questions, in any order; facts are remembered in the order of their lines.
+
+    A fact is ``{"fact": TEXT, "id": NAME, "user": WHOSE}``, a question ``{"question": TEXT, "answer": TEXT, "user":
+    WHOSE, "category": NAME, "evidence": [NAMES OF FACTS]}``; all but fact, question and answer may be left out.
+    """
     facts: dict[str, list[SourceItem]] = {}
     questions: list[Question] = []
     data = DataSet()

@@ -9,11 +9,8 @@ from inferscale_memory.bench.quality.data.types import Conversation, DataSet, Fa
 from inferscale_memory.encoding._formats import BadItem, SourceItem, text_problem
 from inferscale_memory.encoding._locomo import evidence_ids, locomo
 
-MULTI_HOP = "1"
 ADVERSARIAL = "5"
 CATEGORIES = {"1": "multi-hop", "2": "temporal", "3": "open-domain", "4": "single-hop", ADVERSARIAL: "adversarial"}
-ANSWERABLE = ("1", "2", "3", "4")
-"""Categories that have a gold answer; those of 5 are about what was never said."""
 
 
 def read_locomo(document: Any, name: str, facts: FactKind = "observations") -> DataSet:
@@ -24,7 +21,7 @@ def read_locomo(document: Any, name: str, facts: FactKind = "observations") -> D
         name: of the file, for conversations without a ``sample_id``.
         facts: remember the observations, with the turns as context, or every turn.
     """
-    data = DataSet()
+    data = DataSet(category_names=dict(CATEGORIES), unanswerable={ADVERSARIAL})
     conversations = document if isinstance(document, list) else [document]
     for index, whole in enumerate(conversations):
         if not isinstance(whole, dict):

@@ -62,11 +62,17 @@ class Question:
 
 @dataclass
 class DataSet:
-    """Conversations, the questions about them, and what could not be used, each with its reason."""
+    """Conversations, the questions about them, and what could not be used, each with its reason.
+
+    ``category_names`` says what categories mean, where the data does not; ``unanswerable`` are those whose answers
+    stand in no conversation.
+    """
 
     conversations: list[Conversation] = field(default_factory=list)
     questions: list[Question] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    category_names: dict[str, str] = field(default_factory=dict)
+    unanswerable: set[str] = field(default_factory=set)
 
     def add(self, other: DataSet) -> None:
         """Take over what another holds; conversations of the same content are one.
@@ -87,6 +93,8 @@ class DataSet:
             ids.add(name)
             self.questions.append(replace(question, id=name, conversation=renamed[question.conversation]))
         self.errors.extend(other.errors)
+        self.category_names.update(other.category_names)
+        self.unanswerable |= other.unanswerable
 
 
 def _free(name: str, taken: set[str]) -> str:
