@@ -13,11 +13,12 @@ import pytest
 from asking import FACTS, QUESTION, embed, travels
 
 from inferscale_memory import LocalEngine, Memory, Scope
+from inferscale_memory.bench.quality import measuring
 from inferscale_memory.bench.tuning import command
 from inferscale_memory.quality.profile import Bound, read_profiles
 
 KS = (3, 6)
-QUESTIONS = 3
+QUESTIONS = 2
 SECRET = "zyzzyva"
 ALICE = Scope.of(user_id="alice")
 
@@ -30,7 +31,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def tuned_home(tmp_path_factory: pytest.TempPathFactory, _clean_settings: None) -> Path:
-    """A home of ten facts of Alice's, three questions she has asked among them."""
+    """A home of nine facts of Alice's, two questions she has asked among them."""
     home = tmp_path_factory.mktemp("tuned-home")
     with Memory(home=home, embedder=embed, index="numpy") as memory:
         said = [{"role": "user", "content": f"Where is the {SECRET} of number {n}?"} for n in range(QUESTIONS)]
@@ -52,6 +53,7 @@ def tuned(
     before = contents(tuned_home)
     # A database named by a variable is the user's own too, whatever home the measuring has.
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measuring, "ANSWER_TOKENS", 4)
         patch.setenv("INFERSCALE_DATABASE_URL", f"sqlite:///{tuned_home}/memory/facts.db")
         result = command.run(
             command.Material(ALICE, questions=QUESTIONS), grid, Bound(metric="kl", value=0.05), output, tools,

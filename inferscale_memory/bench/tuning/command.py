@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from inferscale_memory.bench.common import describe, open_engine, progress, show, table, write_json
+from inferscale_memory.bench.common import describe, progress, show, table, write_json
 from inferscale_memory.bench.plots import check_plot
-from inferscale_memory.bench.prompts import prompt_length
 from inferscale_memory.bench.quality.data import Conversation, DataSet, read_data
+from inferscale_memory.bench.quality.engines import open_forcing_engine
 from inferscale_memory.bench.quality.memories import open_workbench
 from inferscale_memory.bench.quality.sampling import choose as choose_questions
 from inferscale_memory.bench.quality.settings import ALL, DEFAULT, Refresh, Setting
@@ -27,11 +25,6 @@ from inferscale_memory.quality.profile import Bound, read_profiles, write_profil
 from inferscale_memory.scope import Scope
 from inferscale_memory.throwaway import throwaway_home
 
-PROMPT_ROOM = 1_024
-"""Tokens beside the facts: system text, question, answer."""
-BYTES_PER_TOKEN = 3
-LINE_TOKENS = 8
-"""Added to the estimate for each fact: what stands around its text."""
 DEFAULT_BOUND = Bound(metric="kl", value=0.05)
 
 
@@ -203,26 +196,20 @@ def _measured(
     data: DataSet, settings: Sequence[Setting], grid: Grid, tools: Tools, model: str, home: Path | None
 ) -> Measured:
     """Start an engine over a folder of its own, encode there, measure."""
-    from inferscale_memory.serving.forced import PROCESSOR
-
     ks = _fitting(grid.ks, data.conversations)
-    length = prompt_length(_longest(data.conversations, max(ks)) + PROMPT_ROOM)
-    options = {"logits_processors": [PROCESSOR], **tools.engine_options}
-    length = options.pop("max_model_len", length)
-    with throwaway_home(home, label="tune") as temporary, ExitStack() as stack:
+    policies = list(dict.fromkeys(setting.policy for setting in settings))
+    own = {"embedder": tools.embedder, "index": tools.index}
+    with throwaway_home(home, label="tune") as temporary:
         folder = tools.keep or temporary
-        engine = stack.enter_context(open_engine(model, folder, length, "be tuned, it is not injected", **options))
-        policies = list(dict.fromkeys(setting.policy for setting in settings))
-        own = {"embedder": tools.embedder, "index": tools.index}
-        with progress("encoding facts") as bar:
-            bench = stack.enter_context(
-                open_workbench(
-                    engine, folder, data.conversations, policies, progress=lambda _, *steps: bar(*steps), **own
-                )
-            )
-        with progress("measuring") as bar:
-            cells = measure_grid(bench, data.questions, settings, ks, repeat=grid.repeat, progress=bar)
-        return Measured(tuple(cells), describe(engine), engine.fingerprint, tokens_per_character(bench))
+        with open_forcing_engine(model, folder, **tools.engine_options) as engine, progress("encoding facts") as bar:
+
+            def encoding(policy: str, done: int, total: int) -> None:
+                bar(done, total)
+
+            with open_workbench(engine, folder, data.conversations, policies, progress=encoding, **own) as bench:
+                bar.stage("measuring quality, then time")
+                cells = measure_grid(bench, data.questions, settings, ks, repeat=grid.repeat, progress=bar)
+                return Measured(tuple(cells), describe(engine), engine.fingerprint, tokens_per_character(bench))
 
 
 def _fitting(ks: Sequence[int], conversations: Sequence[Conversation]) -> list[int]:
@@ -232,9 +219,3 @@ def _fitting(ks: Sequence[int], conversations: Sequence[Conversation]) -> list[i
     if not fitting:
         raise InvalidInputError(f"k={list(ks)}, and only {least} facts are there; give --k of 1 to {least}.")
     return fitting
-
-
-def _longest(conversations: Sequence[Conversation], k: int) -> int:
-    """An estimate of the tokens of the ``k`` longest facts, on the large side; ``max_model_len`` overrules it."""
-    sizes = (len(item.text.encode("utf-8", "replace")) for one in conversations for item in one.items)
-    return sum(size // BYTES_PER_TOKEN + LINE_TOKENS for size in heapq.nlargest(k, sizes))
