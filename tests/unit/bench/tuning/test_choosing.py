@@ -73,8 +73,8 @@ def test_noise_in_time_does_not_make_more_refreshing_cheaper():
 def test_it_is_told_what_was_chosen_why_and_how_sure_that_is():
     told = report.reason(choose(GRID, KL), KL, policies=2)
     assert told.startswith(
-        f"Chosen: policy {NEAR}, refresh 3: the fewest facts refreshed that keep a mean KL of at most 0.05 at k = 10, 50,"
-        " by the best of 2 policies (KL 0.03, 0.036)."
+        f"Chosen: policy {NEAR}, refresh 3: the fewest facts refreshed that keep a mean KL of at most 0.05 at "
+        "k = 10, 50, by the best of 2 policies (KL 0.03, 0.036)."
     )
     assert "ask more --questions" not in told
     unsure = [cell(NEAR, 0, 10, 0.048), cell(NEAR, "k", 10, 0.0)]
@@ -138,7 +138,7 @@ def test_the_fastest_and_the_exact_setting_are_always_in_the_grid_and_each_polic
 )  # fmt: skip
 def test_a_grid_of_nothing_is_refused(grid):
     with pytest.raises(
-        InvalidInputError, match="nothing to measure|encodes nothing beforehand|unknown encoding context"
+        InvalidInputError, match=r"nothing to measure|encodes nothing beforehand|unknown encoding context"
     ):
         grid.settings("preamble")
 
