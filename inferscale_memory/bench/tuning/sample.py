@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from urllib.parse import quote
 
-from sqlalchemy import Engine
+from sqlalchemy import URL, Engine
 from sqlalchemy.engine import make_url
 
 from inferscale_memory.bench.quality.data import Conversation, DataSet, Question
@@ -69,7 +69,8 @@ def open_for_reading(settings: Settings) -> Engine:
     """The memory's database; SQLite itself refuses every write, and nothing is migrated or tidied."""
     url = make_url(settings.database)
     if url.get_backend_name() == "sqlite" and url.database and not url.database.startswith("file:"):
-        return open_database(f"sqlite:///file:{quote(url.database)}?mode=ro&uri=true")
+        file = f"file:{quote(url.database)}"
+        return open_database(URL.create("sqlite", database=file, query={"mode": "ro", "uri": "true"}))
     return open_database(settings.database)
 
 
