@@ -5,14 +5,15 @@ from __future__ import annotations
 import difflib
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from platformdirs import user_cache_dir, user_data_dir
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from inferscale_memory.budget import MemoryBudget
 from inferscale_memory.errors import ConfigError
+from inferscale_memory.quality import PRESETS, Preset, Quality, RefreshField, TtftBudget
 
 ENV_PREFIX = "INFERSCALE_"
 APP = "inferscale"
@@ -30,7 +31,13 @@ def _budget(given: str | int) -> str:
     return str(given)
 
 
+def _ttft_budget(given: str) -> str:
+    TtftBudget.parse(given)
+    return given
+
+
 Budget = Annotated[str, BeforeValidator(_budget)]
+TimeBudget = Annotated[str, BeforeValidator(_ttft_budget)]
 FolderPath = Annotated[Path, AfterValidator(_absolute)]
 
 
@@ -70,7 +77,23 @@ class Settings(BaseSettings):
         "them; a flush waits for them and does not keep to it. 0 is never.",
     )
     k: int = Field(10, ge=1, description="Facts recalled per question.")
-    refresh: int = Field(0, ge=0, description="How many best-ranked facts are prefilled as text behind the others.")
+    refresh: RefreshField = Field(
+        0,
+        description="How many best-ranked facts are prefilled as text behind the others: a number, all (plain prompt "
+        "injection), or auto (as few as the profile allows that inferscale tune has measured).",
+    )
+    quality: Quality | None = Field(
+        None,
+        description="exact, balanced or fast, in place of the defaults of policy and refresh; where one of these is "
+        "set beside it, that one counts.",
+    )
+    ttft_budget: TimeBudget | None = Field(
+        None,
+        description="What refresh=auto may cost: time to the first token, 150ms or 0.2s, or 1.25x that of refresh 0.",
+    )
+    kl_target: float | None = Field(
+        None, gt=0, description="What refresh=auto aims at: mean KL divergence to full prefill, in nats per token."
+    )
     order: Literal["sticky", "ranked"] = Field(
         "sticky",
         description="Order of facts in a prompt: sticky keeps those of the scope's last question in front, in place; "
@@ -99,6 +122,13 @@ class Settings(BaseSettings):
         0.95, gt=0, le=1, description="Cosine similarity from which two facts share one slot of a recall."
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_preset(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """A preset takes the place of defaults, not of what is set beside it."""
+        preset = PRESETS.get(given.get("quality"))  # type: ignore[arg-type]  # a word that is none is refused later
+        return given if preset is None else {**_settings_of(preset), **given}
+
     @property
     def models_folder(self) -> Path:
         """Folder of the fetched models; not created here."""
@@ -122,22 +152,37 @@ class Settings(BaseSettings):
         return self.memory_folder / "secret"
 
     @property
+    def quality_file(self) -> Path:
+        """File of the quality profiles that ``inferscale tune`` writes."""
+        return self.memory_folder / "quality.json"
+
+    @property
     def database(self) -> str:
         """SQLAlchemy URL of the database, the default filled in."""
         return self.database_url or f"sqlite:///{self.memory_folder / 'facts.db'}"
 
 
-def load_settings(home: Path | str | None = None, *, database_url: str | None = None) -> Settings:
+def _settings_of(preset: Preset) -> dict[str, Any]:
+    return {name: value for name, value in preset._asdict().items() if value is not None}
+
+
+def load_settings(
+    home: Path | str | None = None, *, database_url: str | None = None, quality: Quality | None = None
+) -> Settings:
     """Settings of the environment, with the given ones in their place.
 
     Args:
         home: as ``INFERSCALE_HOME``; None takes the environment's.
         database_url: as ``INFERSCALE_DATABASE_URL``; None takes the environment's.
+        quality: as ``INFERSCALE_QUALITY``, but its preset goes before ``INFERSCALE_POLICY`` and ``INFERSCALE_REFRESH``
+            too, as an argument does; None takes the environment's.
 
     Raises:
         ConfigError: a value is of the wrong kind or out of range; the message names the variable.
     """
-    given = {"home": home, "database_url": database_url}
+    given = {"home": home, "database_url": database_url, "quality": quality}
+    if quality in PRESETS:
+        given |= _settings_of(PRESETS[quality])  # type: ignore[index]  # not None
     try:
         return Settings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
     except ValidationError as error:

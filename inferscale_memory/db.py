@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, DateTime, Engine, create_engine, event
+from sqlalchemy import URL, Connection, DateTime, Engine, create_engine, event
 from sqlalchemy.engine import Dialect, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.orm import DeclarativeBase
@@ -50,7 +50,7 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
-def open_database(url: str) -> Engine:
+def open_database(url: str | URL) -> Engine:
     """Open ``url`` with this library's settings; does not create tables (see ``migrations.upgrade``).
 
     SQLite gets WAL mode, foreign keys, secure_delete (freed pages are zeroed: deleted text does not stay on disk) and

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from inferscale_memory.facts import AddResult, Content, Fact, Page, Revision, Turn
     from inferscale_memory.handle import Explanation, Handle, Handles
     from inferscale_memory.order import Order
+    from inferscale_memory.quality import Refresh
     from inferscale_memory.retrieval import Question, ScoredFact
 
 __all__ = ["MAX_K", "Memory"]
@@ -38,6 +39,10 @@ class Memory(SyncMemory):
         embedder: an ``Embedder``, a callable ``list[str] -> array``, or a model name; default all-MiniLM-L6-v2.
         index: a ``VectorIndex`` or ``"auto"``, ``"torch"``, ``"faiss"``, ``"faiss-gpu"``, ``"numpy"``.
         policy: what facts are encoded behind, such as ``"preceding:5:fact"``; default from the settings.
+        quality: ``"exact"`` (every fact is prefilled: plain prompt injection), ``"balanced"`` (a few best-ranked
+            are, the others injected) or ``"fast"`` (all are injected): policy and refresh together, see
+            ``quality.PRESETS``. It goes before ``INFERSCALE_POLICY`` and ``INFERSCALE_REFRESH``; ``policy=`` here and
+            ``refresh=`` of a call go before it. Default ``INFERSCALE_QUALITY``, beside which those variables count.
         secret: signs handles and salts, 32 bytes or more; default ``INFERSCALE_SECRET``, else the file ``secret`` of
             the home, made on first use.
         extractor: finds facts in chat messages; default each message as it stands.
@@ -90,7 +95,7 @@ class Memory(SyncMemory):
         self,
         query: str,
         k: int | None = None,
-        refresh: int | None = None,
+        refresh: Refresh | None = None,
         *,
         threshold: float | None = None,
         exclude: Collection[str] = (),
@@ -107,7 +112,7 @@ class Memory(SyncMemory):
         queries: Sequence[str],
         scopes: Mapping[str, Any] | Sequence[Mapping[str, Any]],
         k: int | None = None,
-        refresh: int | None = None,
+        refresh: Refresh | None = None,
         *,
         threshold: float | None = None,
         exclude: Collection[str] = (),
@@ -127,7 +132,7 @@ class Memory(SyncMemory):
         return question
 
     async def aname(
-        self, found: Sequence[ScoredFact], refresh: int | None = None, *, order: Order | None = None, **scope: Any
+        self, found: Sequence[ScoredFact], refresh: Refresh | None = None, *, order: Order | None = None, **scope: Any
     ) -> Handle:
         """Async twin of ``name``."""
         return await asyncio.to_thread(self.name, found, refresh, order=order, **scope)

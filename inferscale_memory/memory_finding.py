@@ -13,6 +13,7 @@ from inferscale_memory.facts import ItemError
 from inferscale_memory.handle import ExplainedFact, Explanation, Handle, Handles
 from inferscale_memory.memory_encoding import MemoryEncoding
 from inferscale_memory.order import Order, check_order
+from inferscale_memory.quality import Refresh
 from inferscale_memory.retrieval import Question, ScoredFact
 from inferscale_memory.scope import Scope
 from inferscale_memory.text import preview
@@ -26,7 +27,7 @@ REMEMBERED_SCORES = 1_000
 class _Naming(NamedTuple):
     """How a handle is made of what was found."""
 
-    refresh: int
+    refresh: Refresh
     order: Order
 
 
@@ -55,7 +56,7 @@ class MemoryFinding(MemoryEncoding):
         self,
         query: str,
         k: int | None = None,
-        refresh: int | None = None,
+        refresh: Refresh | None = None,
         *,
         threshold: float | None = None,
         exclude: Collection[str] = (),
@@ -67,8 +68,11 @@ class MemoryFinding(MemoryEncoding):
         Args:
             query: the question.
             k: how many facts, default from the settings (10).
-            refresh: how many of the best-ranked are prefilled as text behind the injected ones; ``refresh=k`` or more
-                is plain prompt injection, with no token injected.
+            refresh: how many of the best-ranked are prefilled as text behind the injected ones; ``refresh=k`` or more,
+                or ``"all"``, is plain prompt injection, with no token injected. ``"auto"`` is as few as reach
+                ``INFERSCALE_KL_TARGET``, or as many as ``INFERSCALE_TTFT_BUDGET`` allows, or, with both, as few as
+                reach the target within the budget; with neither, as few as keep the bound of the profile that
+                ``inferscale tune`` has measured. Default from the settings (0), or by the ``quality`` of the memory.
             threshold: leave out facts of a lower cosine.
             exclude: ids of facts that take no slot, such as those of turns that the prompt holds as text.
             order: how the facts stand in the prompt: ``"sticky"``, those of the scope's last question first and in
@@ -87,7 +91,7 @@ class MemoryFinding(MemoryEncoding):
         queries: Sequence[str],
         scopes: Mapping[str, Any] | Sequence[Mapping[str, Any]],
         k: int | None = None,
-        refresh: int | None = None,
+        refresh: Refresh | None = None,
         *,
         threshold: float | None = None,
         exclude: Collection[str] = (),
@@ -131,7 +135,7 @@ class MemoryFinding(MemoryEncoding):
             return Handles((self._name(*one, naming) for one in zip(found, owners, strict=True)), errors)
 
     def name(
-        self, found: Sequence[ScoredFact], refresh: int | None = None, *, order: Order | None = None, **scope: Any
+        self, found: Sequence[ScoredFact], refresh: Refresh | None = None, *, order: Order | None = None, **scope: Any
     ) -> Handle:
         """A handle for facts that ``search`` or ``recall`` has found in this scope, best first; or for some of them.
 
@@ -179,11 +183,8 @@ class MemoryFinding(MemoryEncoding):
             raise InvalidInputError(f"k is {wanted!r}; wanted the number of facts, 1 to {MAX_K:,}.")
         return wanted
 
-    def _naming(self, refresh: int | None, order: Order | None) -> _Naming:
-        refresh = self.settings.refresh if refresh is None else refresh
-        if not isinstance(refresh, int) or isinstance(refresh, bool) or refresh < 0:
-            raise InvalidInputError(f"refresh is {refresh!r}; wanted a number of facts, 0 to k.")
-        return _Naming(refresh, check_order(self.settings.order if order is None else order))
+    def _naming(self, refresh: Refresh | None, order: Order | None) -> _Naming:
+        return _Naming(self.dial.given(refresh), check_order(self.settings.order if order is None else order))
 
     def _found(
         self, question: Question, owner: Scope, k: int, threshold: float | None, exclude: Collection[str]
@@ -210,7 +211,7 @@ class MemoryFinding(MemoryEncoding):
         by_id = {scored.fact.id: scored for scored in found}
         ranked = [scored.fact.id for scored in found]
         ranks = {fact_id: rank for rank, fact_id in enumerate(ranked)}
-        refresh = min(naming.refresh, len(ranked))
+        refresh = self.dial.refresh(naming.refresh, found)
         placed = self._placed.place(owner, ranked, refresh, naming.order)
         token = self.handles.mint(
             owner,

@@ -32,6 +32,8 @@ from inferscale_memory.migrations import upgrade
 from inferscale_memory.models import resolve_model
 from inferscale_memory.opened import note_opened, place_of
 from inferscale_memory.order import PlacedFacts
+from inferscale_memory.quality import Quality
+from inferscale_memory.quality.dial import Dial
 from inferscale_memory.resolver import EngineSide, MemoryResolver
 from inferscale_memory.retrieval import (
     CallableEmbedder,
@@ -66,13 +68,14 @@ class MemoryParts:
         embedder: Embedder | Callable[[Sequence[str]], Any] | str | None = None,
         index: VectorIndex | str | None = None,
         policy: str | ContextPolicy | None = None,
+        quality: Quality | None = None,
         secret: bytes | None = None,
         extractor: FactExtractor | None = None,
         encode: bool = True,
     ) -> None:
         if home is None and engine is not None:
             home = engine.settings.home
-        self.settings: Settings = load_settings(home, database_url=database_url)
+        self.settings: Settings = load_settings(home, database_url=database_url, quality=quality)
         _warn_of_unknown_variables()
         if engine is not None:
             _check_same_folder(engine.settings.kv_folder, self.settings.kv_folder)
@@ -100,6 +103,7 @@ class MemoryParts:
             self._secrets = _secrets(secret, self.settings)
             self.handles = HandleBook(self._database, self._secrets, ttl=timedelta(seconds=self.settings.handle_ttl))
             self._tidy()
+            self.dial = Dial(self.settings, self.policy.name)
             if engine is not None:
                 self._bind(engine, encode)
         except BaseException:
@@ -122,6 +126,7 @@ class MemoryParts:
             self.store, self.ledger, self.handles, self._secrets, self.policy, side, self._look_for, self._scores_of
         )
         engine.bind(self._resolver)
+        self.dial = Dial(self.settings, self.policy.name, engine.fingerprint, self._resolver.count_tokens)
         if engine.unsupported is None and not self.policy.positional:
             self._ahead = FetchAhead(partial(self._chunk_keys, engine.fingerprint), engine.prefetch)
         if encode and engine.unsupported is None:

@@ -104,6 +104,10 @@ class MemoryResolver:
         """The engine could not load some of these chunks; they are looked at, and encoded again if need be."""
         self._lost(keys)
 
+    def count_tokens(self, fact: Fact) -> int:
+        """Tokens of a fact's line as it will stand in the prompt; kept, so that the prompt need not count again."""
+        return len(self._prompt_fact(fact, 0).tokens)
+
     def encode_salt(self, fact: Fact) -> str:
         """Salt of the encode request of a fact."""
         return self._salt(fact.scope, "", injecting=False, epoch=self._store.epoch(fact.scope))

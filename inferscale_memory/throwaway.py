@@ -11,26 +11,30 @@ from pathlib import Path
 from inferscale_memory.config import ENV_PREFIX, load_settings
 
 _MODELS_DIR = f"{ENV_PREFIX}MODELS_DIR"
+_DATABASE_URL = f"{ENV_PREFIX}DATABASE_URL"
 
 
 @contextmanager
 def throwaway_home(home: Path | str | None = None, *, label: str = "memory") -> Iterator[Path]:
     """An empty home that is deleted at the end; the models that ``home`` has fetched are shared with it.
 
-    Only for the length of a command: it sets ``INFERSCALE_MODELS_DIR`` of this process while it is open.
+    Only for the length of a command: while it is open this process's ``INFERSCALE_MODELS_DIR`` is set, and
+    ``INFERSCALE_DATABASE_URL`` is not, which would lead to the user's own facts from any home.
 
     Args:
         home: whose models folder to share; None takes the settings'.
         label: stands in the folder's name.
     """
-    before = os.environ.get(_MODELS_DIR)
+    before = {name: os.environ.get(name) for name in (_MODELS_DIR, _DATABASE_URL)}
     os.environ[_MODELS_DIR] = str(load_settings(home).models_folder)
+    os.environ.pop(_DATABASE_URL, None)
     try:
         # An engine that is still ending may write while the folder goes.
         with tempfile.TemporaryDirectory(prefix=f"inferscale-{label}-", ignore_cleanup_errors=True) as folder:
             yield Path(folder)
     finally:
-        if before is None:
-            del os.environ[_MODELS_DIR]
-        else:
-            os.environ[_MODELS_DIR] = before
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from inferscale_memory.cli import bench, demo, doctor, encode, facts, models, recall, remember
+from inferscale_memory.cli import bench, demo, doctor, encode, facts, models, recall, remember, tune
 from inferscale_memory.cli.output import fail
 from inferscale_memory.errors import ConfigError, InferScaleError, InvalidInputError
 
@@ -88,6 +88,7 @@ app.command("ask", epilog=recall.ASK_EXAMPLE)(recall.ask)
 app.command("facts", epilog=facts.FACTS_EXAMPLE)(facts.facts)
 app.command("forget", epilog=facts.FORGET_EXAMPLE)(facts.forget)
 app.command("encode", epilog=encode.EXAMPLE)(encode.encode)
+app.command("tune", epilog=tune.EXAMPLE)(tune.tune)
 app.command("doctor", epilog=doctor.EXAMPLE)(doctor.doctor)
 app.add_typer(models.app, name="models")
 app.add_typer(bench.app, name="bench")

@@ -17,6 +17,7 @@ from inferscale_memory.cli.options import (
     Home,
     Json,
     Model,
+    QualityOption,
     Session,
     Tenant,
     User,
@@ -50,6 +51,7 @@ def encode(
         bool, typer.Option("--by-session", help="LoCoMo: keep sessions apart; none is then context of another.")
     ] = False,
     model: Model = None,
+    quality: QualityOption = None,
     timeout: Annotated[
         float | None, typer.Option("--timeout", min=0.0, help="Give up after so many seconds; what is done is kept.")
     ] = None,
@@ -66,7 +68,7 @@ def encode(
     given = {"user_id": user, "agent_id": agent, "session_id": session, "tenant_id": tenant}
     reader = read_source(source, format, by_session=by_session)
     options = pairs(engine_options, "--vllm")
-    with stdout_reserved(), open_engine(model, home, options) as engine, open_memory(home, engine) as memory:
+    with stdout_reserved(), open_engine(model, home, options) as engine, open_memory(home, engine, quality) as memory:
         counts, errors = _save(memory, reader, given)
         pending, parked = _drain(memory, timeout)
     errors += [{"line": bad.line, "reason": bad.reason} for bad in reader.errors]

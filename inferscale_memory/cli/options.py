@@ -10,7 +10,22 @@ from typing import Annotated, Any, TypedDict
 import typer
 
 from inferscale_memory.errors import InvalidInputError
+from inferscale_memory.quality import PRESETS, Refresh, parse_refresh
 from inferscale_memory.scope import DEFAULT_TENANT, Scope
+
+
+def _refresh(text: str) -> Refresh:
+    try:
+        return parse_refresh(text)
+    except InvalidInputError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _quality(text: str) -> str:
+    if text not in PRESETS:
+        raise typer.BadParameter(f"{text!r} is none of {', '.join(PRESETS)}.")
+    return text
+
 
 User = Annotated[str | None, typer.Option("--user", "-u", help="Whose memory: the user's id.")]
 Agent = Annotated[str | None, typer.Option("--agent", help="Whose memory: the agent's id; narrows it beside --user.")]
@@ -21,8 +36,23 @@ Home = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 Model = Annotated[str | None, typer.Option("--model", "-m", help="Model of the engine: demo, a folder or a hub id.")]
-Refresh = Annotated[
-    int | None, typer.Option("--refresh", min=0, help="How many best-ranked facts are prefilled as text.")
+RefreshOption = Annotated[
+    Any,
+    typer.Option(
+        "--refresh",
+        metavar="N|all|auto",
+        parser=_refresh,
+        help="How many best-ranked facts are prefilled as text: a number, all, or auto (by the profile of tune).",
+    ),
+]
+QualityOption = Annotated[
+    Any,
+    typer.Option(
+        "--quality",
+        metavar="exact|balanced|fast",
+        parser=_quality,
+        help="Policy and refresh together, before what INFERSCALE_POLICY and INFERSCALE_REFRESH say.",
+    ),
 ]
 K = Annotated[int | None, typer.Option("-k", "--k", min=1, help="How many facts to recall.")]
 EngineOptions = Annotated[

@@ -16,7 +16,8 @@ from inferscale_memory.cli.options import (
     Json,
     K,
     Model,
-    Refresh,
+    QualityOption,
+    RefreshOption,
     Session,
     Tenant,
     User,
@@ -42,13 +43,14 @@ def recall(
     session: Session = None,
     tenant: Tenant = DEFAULT_TENANT_ID,
     k: K = None,
-    refresh: Refresh = None,
+    refresh: RefreshOption = None,
+    quality: QualityOption = None,
     home: Home = None,
     json: Json = False,
 ) -> None:
     """Find the facts for a question, best first, and print the handle that stands for them."""
     ids = scope_ids(user, agent, session, tenant)
-    with open_memory(home) as memory, status("searching"):
+    with open_memory(home, quality=quality) as memory, status("searching"):
         handle = memory.recall(question, k=k, refresh=refresh, **ids)
     found = handle.facts
     if json:
@@ -69,7 +71,8 @@ def ask(
     session: Session = None,
     tenant: Tenant = DEFAULT_TENANT_ID,
     k: K = None,
-    refresh: Refresh = None,
+    refresh: RefreshOption = None,
+    quality: QualityOption = None,
     model: Model = None,
     system: Annotated[str, typer.Option("--system", help="The system prompt.")] = "You are a helpful assistant.",
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")] = 128,
@@ -84,7 +87,7 @@ def ask(
     """Answer a question from memory: recall, inject, generate. Starts an engine for it."""
     ids = scope_ids(user, agent, session, tenant)
     options = pairs(engine_options, "--vllm")
-    with stdout_reserved(), open_engine(model, home, options) as engine, open_memory(home, engine) as memory:
+    with stdout_reserved(), open_engine(model, home, options) as engine, open_memory(home, engine, quality) as memory:
         _encode_pending(memory, wait)
         with status("answering"):
             recalled = memory.recall(question, k=k, refresh=refresh, **ids)

@@ -15,16 +15,19 @@ from inferscale_memory.models.catalogue import find
 
 if TYPE_CHECKING:
     from inferscale_memory.memory import Memory
+    from inferscale_memory.quality import Quality
     from inferscale_memory.serving.engine import LocalEngine
 
 
 @contextmanager
-def open_memory(home: Path | None, engine: LocalEngine | None = None) -> Iterator[Memory]:
+def open_memory(
+    home: Path | None, engine: LocalEngine | None = None, quality: Quality | None = None
+) -> Iterator[Memory]:
     """The memory of ``home``; without an engine it keeps, finds and names facts, and encodes nothing."""
     stay_offline(load_settings(home).embedder)
     from inferscale_memory.memory import Memory
 
-    memory = Memory(engine=engine, home=home)
+    memory = Memory(engine=engine, home=home, quality=quality)
     try:
         yield memory
     finally:

@@ -32,6 +32,7 @@ from inferscale_memory.items.reading import (
 from inferscale_memory.items.removal import erase_items, orphans
 from inferscale_memory.items.tables import ItemRow
 from inferscale_memory.items.writing import check_key, check_puts, expiry, write
+from inferscale_memory.quality import Refresh
 from inferscale_memory.retrieval import ScoredFact
 from inferscale_memory.scope import DEFAULT_TENANT, Scope
 
@@ -185,10 +186,12 @@ class ItemStore:
         question: str,
         k: int = 10,
         *,
-        refresh: int = 0,
+        refresh: Refresh | None = None,
         filter: Mapping[str, Any] | None = None,
     ) -> Handle:
         """The facts of the ``k`` items below a prefix that answer a question best, as one handle.
+
+        ``refresh`` is as in ``Memory.recall``; None: as the memory is set.
 
         Raises:
             InvalidInputError: items of several scopes lie below the prefix, and a handle names facts of one; or the
@@ -197,9 +200,9 @@ class ItemStore:
         prefix = check_namespace(prefix, what="prefix")
         if not isinstance(question, str) or not question.strip():
             raise InvalidInputError(f"the question is blank ({question!r}); pass the user's question.")
-        for name, number, least in (("k", k, 1), ("refresh", refresh, 0)):
-            if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= MAX_K:
-                raise InvalidInputError(f"{name} is {number!r}; wanted a number of facts, {least} to {MAX_K:,}.")
+        if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= MAX_K:
+            raise InvalidInputError(f"k is {k!r}; wanted a number of facts, 1 to {MAX_K:,}.")
+        naming = self.memory._naming(refresh, None)
         with self._transactions.read() as tx:
             owners = read_scopes(tx, self.tenant, prefix, self._clock())
         if len(owners) > 1:
@@ -215,7 +218,6 @@ class ItemStore:
                 best.setdefault(hit.fact, hit.score)
         kept = self.memory.store.get_many(best)
         found = [ScoredFact(kept[fact], score) for fact, score in best.items() if fact in kept]
-        naming = self.memory._naming(refresh, None)
         return self.memory._name([hit for hit in found if owner.covers(hit.fact.scope)], owner, naming)
 
     def _ranked(self, query: Query) -> list[Ranked]:

@@ -8,6 +8,7 @@ from typing import Any
 from inferscale_memory import Memory
 from inferscale_memory.errors import ConfigError, InvalidInputError
 from inferscale_memory.memory import MAX_K
+from inferscale_memory.quality import check_refresh
 
 
 def reads_handles(model: Any) -> bool:
@@ -28,11 +29,10 @@ def check_arguments(memory: object, k: object, refresh: object, threshold: objec
     """
     if not isinstance(memory, Memory):
         raise ConfigError(f"memory is a {type(memory).__name__}; give the inferscale_memory.Memory of the engine.")
-    for name, value, least, most in (("k", k, 1, MAX_K), ("refresh", refresh, 0, MAX_K)):
-        if value is None:
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            raise InvalidInputError(f"{name} is {value!r}; wanted a number of facts, {least} to {most:,}, or None.")
+    if k is not None and (not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= MAX_K):
+        raise InvalidInputError(f"k is {k!r}; wanted a number of facts, 1 to {MAX_K:,}, or None.")
+    if refresh is not None:
+        check_refresh(refresh)
     if threshold is not None and not (isinstance(threshold, Real) and -1.0 <= float(threshold) <= 1.0):
         raise InvalidInputError(f"threshold is {threshold!r}; wanted a cosine in [-1, 1], or None.")
     if not isinstance(timeout, Real) or isinstance(timeout, bool) or not float(timeout) > 0:

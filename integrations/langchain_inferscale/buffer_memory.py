@@ -16,6 +16,7 @@ from inferscale_memory import Memory
 from inferscale_memory._extras import require
 from inferscale_memory.errors import ConfigError, InferScaleError
 from inferscale_memory.memory import MAX_K
+from inferscale_memory.quality import RefreshField
 from langchain_inferscale._conversation import (
     checked_ids,
     conversation_ids,
@@ -83,8 +84,8 @@ class InferScaleBufferMemory(ConversationBufferMemory):
     """Keeps the facts, and the turns where ``chat_memory`` is not given; bound to the model's engine."""
     k: int | None = Field(default=None, ge=1, le=MAX_K)
     """How many facts the handle names; None: as the memory is set."""
-    refresh: int | None = Field(default=None, ge=0)
-    """How many of the best-ranked are prefilled as text; None: as the memory is set."""
+    refresh: RefreshField | None = None
+    """How many of the best-ranked are prefilled as text, ``"all"`` or ``"auto"``; None: as the memory is set."""
     threshold: float | None = Field(default=None, ge=-1.0, le=1.0)
     """Leave out facts of a lower cosine; None: none."""
     recent_turns: int = Field(default=6, ge=0)

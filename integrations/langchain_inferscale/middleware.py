@@ -13,6 +13,7 @@ from langchain_core.callbacks import adispatch_custom_event, dispatch_custom_eve
 from inferscale_memory import Memory
 from inferscale_memory._extras import require
 from inferscale_memory.daemons import await_for, wait_for
+from inferscale_memory.quality import Refresh
 from inferscale_memory.scope import Scope
 from inferscale_memory.timeboxed import Outage, Recall, Recalls
 from langchain_inferscale._checks import check_arguments, reads_handles
@@ -67,7 +68,7 @@ class InferScaleMemoryMiddleware(AgentMiddleware[MemoryState, Any, Any]):
     Args:
         memory: bound to the engine of the agent's model.
         k: how many facts; None: as the memory is set.
-        refresh: how many of the best-ranked are prefilled as text; None: as the memory is set.
+        refresh: how many of the best-ranked are prefilled as text, ``"all"`` or ``"auto"``; None: as the memory is set.
         threshold: leave out facts of a lower cosine; None: none.
         timeout: seconds that a turn waits for its search, and again for its save. A save goes on in the background.
         save: False saves nothing.
@@ -90,7 +91,7 @@ class InferScaleMemoryMiddleware(AgentMiddleware[MemoryState, Any, Any]):
         memory: Memory,
         *,
         k: int | None = None,
-        refresh: int | None = None,
+        refresh: Refresh | None = None,
         threshold: float | None = None,
         timeout: float = 2.0,
         save: bool = True,

@@ -13,7 +13,7 @@ from langchain_core.runnables import RunnableConfig, ensure_config
 from pydantic import ConfigDict, Field
 
 from inferscale_memory import Memory
-from inferscale_memory.errors import InvalidInputError
+from inferscale_memory.quality import Refresh, RefreshField
 from inferscale_memory.retrieval import ScoredFact
 from inferscale_memory.scope import Scope
 from langchain_inferscale.context import merged_scope, run_scope, scope_ids
@@ -43,8 +43,9 @@ class InferScaleRetriever(BaseRetriever):
     memory: Memory = Field(exclude=True, repr=False)
     k: int | None = None
     """How many facts; None: as the memory is set. ``invoke(query, k=3)`` is for one call."""
-    refresh: int | None = None
-    """How many of the best-ranked are prefilled as text behind the injected ones; None: as the memory is set."""
+    refresh: RefreshField | None = None
+    """How many of the best-ranked are prefilled as text behind the injected ones, ``"all"`` or ``"auto"``; None: as the
+    memory is set."""
     threshold: float | None = None
     """Leave out facts of a lower cosine; None: none."""
     user_id: str | None = None
@@ -57,7 +58,7 @@ class InferScaleRetriever(BaseRetriever):
 
         Raises:
             ScopeError: nobody is named, or one id twice and differently.
-            InvalidInputError: as ``Memory.search``, or ``refresh`` is negative.
+            InvalidInputError: as ``Memory.search``, or ``refresh`` is none.
         """
         # LangChain hands a config no further than this, unless a chain stands around the retriever.
         return super().invoke(input, config, **kwargs, ids=self._scope(config))
@@ -86,7 +87,7 @@ class InferScaleRetriever(BaseRetriever):
         query: str,
         ids: dict[str, Any],
         k: int | None = None,
-        refresh: int | None = None,
+        refresh: Refresh | None = None,
         threshold: float | None = None,
     ) -> list[Document]:
         found = self.memory.search(
@@ -95,20 +96,13 @@ class InferScaleRetriever(BaseRetriever):
             threshold=self.threshold if threshold is None else threshold,
             **ids,
         )
-        fresh = self._refreshed(refresh)
+        fresh = self.memory.dial.refresh(self.refresh if refresh is None else refresh, found)
         owner = Scope.of(**ids)
         mint = self.memory.handles.mint
         return [
             _document(one, mint(owner, [(one.fact.id, one.fact.revision)], int(at < fresh)))
             for at, one in enumerate(found)
         ]
-
-    def _refreshed(self, given: int | None) -> int:
-        own = self.memory.settings.refresh if self.refresh is None else self.refresh
-        refresh = own if given is None else given
-        if not isinstance(refresh, int) or isinstance(refresh, bool) or refresh < 0:
-            raise InvalidInputError(f"refresh is {refresh!r}; wanted a number of facts, 0 to k.")
-        return refresh
 
 
 def kv_handles(documents: Sequence[Document]) -> list[str]:

@@ -13,6 +13,7 @@ from inferscale_memory.items import FoundItem, Namespace, Pattern, Put, Query
 from inferscale_memory.items import Item as StoredItem
 from inferscale_memory.items.store import ItemStore
 from inferscale_memory.items.writing import check_value
+from inferscale_memory.quality import Refresh
 from inferscale_memory.scope import DEFAULT_TENANT
 
 require("langgraph.store.base", "agents", "InferScaleStore")
@@ -149,10 +150,12 @@ class InferScaleStore(BaseStore):
         query: str,
         k: int = 10,
         *,
-        refresh: int = 0,
+        refresh: Refresh | None = None,
         filter: Mapping[str, Any] | None = None,
     ) -> Handle:
         """The facts of the ``k`` items below a prefix that answer a question best, as one KV handle.
+
+        ``refresh`` is as in ``Memory.recall``; None: as the memory is set.
 
         Raises:
             InvalidInputError: several scopes' items lie below the prefix (a handle holds facts of one), or an argument
@@ -167,7 +170,7 @@ class InferScaleStore(BaseStore):
         query: str,
         k: int = 10,
         *,
-        refresh: int = 0,
+        refresh: Refresh | None = None,
         filter: Mapping[str, Any] | None = None,
     ) -> Handle:
         """Async twin of ``recall``."""

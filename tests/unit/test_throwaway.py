@@ -45,3 +45,11 @@ def test_the_environment_is_as_before_afterwards(before: str | None, monkeypatch
     with pytest.raises(RuntimeError, match="broken off"), throwaway_home():
         raise RuntimeError("broken off")
     assert os.environ.get("INFERSCALE_MODELS_DIR") == before
+
+
+def test_a_database_of_the_user_s_is_out_of_reach_meanwhile_and_named_again_after(monkeypatch, tmp_path):
+    url = f"sqlite:///{tmp_path}/mine.db"
+    monkeypatch.setenv("INFERSCALE_DATABASE_URL", url)
+    with throwaway_home() as folder:
+        assert load_settings(folder).database == f"sqlite:///{folder}/memory/facts.db"
+    assert load_settings().database == url

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,12 +11,12 @@ from typing import Any
 
 from platformdirs import user_cache_dir
 
-from inferscale_memory._extras import require
-from inferscale_memory.bench.common import describe, note, open_engine, progress, show, write_json
+from inferscale_memory.bench.common import describe, note, progress, show, write_json
 from inferscale_memory.bench.plots import check_plot
 from inferscale_memory.bench.quality import report
 from inferscale_memory.bench.quality.data import DataSet, FactKind, Question, read_data
 from inferscale_memory.bench.quality.data.types import category_order
+from inferscale_memory.bench.quality.engines import open_forcing_engine
 from inferscale_memory.bench.quality.journal import Journal
 from inferscale_memory.bench.quality.judge import Judge, JudgeError
 from inferscale_memory.bench.quality.measuring import measure, measure_ceilings
@@ -32,10 +31,7 @@ from inferscale_memory.order import Order, check_order
 from inferscale_memory.scope import digest
 from inferscale_memory.throwaway import throwaway_home
 
-LONGEST = 8_192
-"""Tokens of the longest prompt, where the model takes as many: room for a LoCoMo conversation's observations."""
 JOURNAL = "journal.jsonl"
-_SPLIT = "VLLM_CPU_ATTN_SPLIT_KV"
 
 
 @dataclass(frozen=True)
@@ -144,13 +140,13 @@ def run(
         "seed": choice.seed,
         "categories": _named(read, questions),
     }
-    with _told_how_to_go_on(folder), throwaway_home(home, label="bench"), _one_order_of_sums():
-        engine_options = {"logits_processors": _processors()}
-        with open_engine(
-            model, folder, _length(model, folder), "be measured, it is not injected", **engine_options
-        ) as engine:
-            results, refused = _measured(engine, folder, conversations, questions, choice, journal)
-            about = describe(engine)
+    with (
+        _told_how_to_go_on(folder),
+        throwaway_home(home, label="bench"),
+        open_forcing_engine(model, folder) as engine,
+    ):
+        results, refused = _measured(engine, folder, conversations, questions, choice, journal)
+        about = describe(engine)
     try:
         verdicts = None if judge is None else _judged(judge, results, questions, journal)
         failed = None
@@ -236,42 +232,6 @@ def _named(data: DataSet, questions: Sequence[Question]) -> dict[str, str]:
     """Categories of the sample, and what each is called."""
     found = category_order([question.category for question in questions])
     return {name: data.category_names.get(name, name or "all") for name in found}
-
-
-def _processors() -> list[str]:
-    """The logits processor that forces answers, where this platform's model runner takes it; see ``forcing.force``."""
-    from inferscale_memory.serving import compat
-
-    if not compat.platform_is_cpu():
-        return []
-    from inferscale_memory.serving.forced import PROCESSOR
-
-    return [PROCESSOR]
-
-
-def _length(model: str, home: Path) -> int:
-    """``max_model_len``: the model's own, up to ``LONGEST``."""
-    from inferscale_memory.models import resolve_model
-
-    transformers = require("transformers", "cpu", "the local engine")
-    config = transformers.AutoConfig.from_pretrained(resolve_model(model, home=home)).get_text_config()
-    return min(LONGEST, int(getattr(config, "max_position_embeddings", None) or LONGEST))
-
-
-@contextmanager
-def _one_order_of_sums() -> Iterator[None]:
-    """Keep vLLM's CPU attention from sharing out the keys of a lone row between threads.
-
-    Whether it does depends on what else is in the step, and decoding then moves by more than what is measured here.
-    """
-    if _SPLIT in os.environ:
-        yield
-        return
-    os.environ[_SPLIT] = "0"
-    try:
-        yield
-    finally:
-        del os.environ[_SPLIT]
 
 
 @contextmanager

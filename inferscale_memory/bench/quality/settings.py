@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
-from inferscale_memory.config import load_settings
+from inferscale_memory.config import Settings, load_settings
 from inferscale_memory.encoding.policies import parse_policy
 from inferscale_memory.errors import InvalidInputError
 
 DEFAULT = "default"
-ALL = "k"
+ALL: Final = "k"
 """As a refresh: every fact, which is plain prompt injection."""
 Refresh = int | Literal["k"]
 
@@ -41,7 +41,10 @@ class Setting:
 def default_setting() -> Setting:
     """What a memory does when nobody says anything."""
     settings = load_settings()
-    return Setting(parse_policy(settings.policy).name, settings.refresh)
+    refresh = settings.refresh
+    if refresh == "auto":  # as a memory does that no profile was measured for
+        refresh = Settings.model_fields["refresh"].default
+    return Setting(parse_policy(settings.policy).name, ALL if isinstance(refresh, str) else refresh)
 
 
 def parse_settings(policies: Sequence[str], refreshes: Sequence[str]) -> list[Setting]:

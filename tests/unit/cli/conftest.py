@@ -48,6 +48,7 @@ class FakeMemory:
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         self.errors: tuple[Any, ...] = ()
         self.found = [SimpleNamespace(fact=make_fact("f1", "Rex ist ein 犬 🐕"), score=0.75)]
+        self.quality: str | None = None
         self.flushes = 0
         self.parked: tuple[Any, ...] = ()
 
@@ -96,7 +97,8 @@ def memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeMemory:
     fake = FakeMemory(tmp_path)
 
     @contextmanager
-    def opened(home: Path | None, engine: Any = None) -> Iterator[FakeMemory]:
+    def opened(home: Path | None, engine: Any = None, quality: str | None = None) -> Iterator[FakeMemory]:
+        fake.quality = quality
         yield fake
 
     for module in (remember, recall, facts_module, encode_module):

@@ -22,6 +22,7 @@ COMMANDS = [
     ["facts"],
     ["forget"],
     ["encode"],
+    ["tune"],
     ["doctor"],
     ["models", "list"],
     ["models", "fetch"],

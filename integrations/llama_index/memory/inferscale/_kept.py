@@ -16,6 +16,7 @@ from inferscale_memory import Memory
 from inferscale_memory.errors import ConfigError
 from inferscale_memory.memory import MAX_K
 from inferscale_memory.opened import open_memories
+from inferscale_memory.quality import RefreshField
 from llama_index.memory.inferscale._longterm import Searches, checked_ids, memory_at, tokens_of
 
 DEFAULT_TOKEN_LIMIT = 3000
@@ -42,8 +43,8 @@ class KeptMemory(BaseMemory):
     """How many messages before the question are given word for word; 6 are three exchanges. None: as many as fit."""
     k: int | None = Field(default=None, ge=1, le=MAX_K)
     """How many facts the handle names; None: as the memory is set."""
-    refresh: int | None = Field(default=None, ge=0)
-    """How many of the best-ranked are prefilled as text; None: as the memory is set."""
+    refresh: RefreshField | None = None
+    """How many of the best-ranked are prefilled as text, ``"all"`` or ``"auto"``; None: as the memory is set."""
     threshold: float | None = Field(default=None, ge=-1.0, le=1.0)
     """Leave out facts of a lower cosine; None: none."""
     timeout: float = Field(default=2.0, gt=0.0)

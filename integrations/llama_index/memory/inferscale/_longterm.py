@@ -12,6 +12,7 @@ from llama_index.core.utils import get_tokenizer
 from inferscale_memory import Memory
 from inferscale_memory.errors import ConfigError, ScopeError
 from inferscale_memory.opened import open_memories
+from inferscale_memory.quality import Refresh
 from inferscale_memory.scope import Scope
 from inferscale_memory.timeboxed import Outage, Recall, Recalls
 
@@ -27,7 +28,7 @@ class Options(NamedTuple):
     """How facts are searched for; None: as the memory is set."""
 
     k: int | None
-    refresh: int | None
+    refresh: Refresh | None
     threshold: float | None
 
 

@@ -18,6 +18,7 @@ from inferscale_memory.daemons import await_for
 from inferscale_memory.errors import HandleError, StoreError
 from inferscale_memory.handles import find_handles, strip_handles
 from inferscale_memory.memory import MAX_K
+from inferscale_memory.quality import RefreshField
 from llama_index.memory.inferscale._longterm import Options, Searches, checked_ids, fact_tokens, remember, tokens_of
 from llama_index.memory.inferscale._messages import items_of
 from llama_index.memory.inferscale._turns import Turns
@@ -61,8 +62,8 @@ class InferScaleMemoryBlock(BaseMemoryBlock[list[ChatMessage]]):
     """Keeps the facts; bound to the model's engine."""
     k: int | None = Field(default=None, ge=1, le=MAX_K)
     """How many facts the handle names; None: as the memory is set."""
-    refresh: int | None = Field(default=None, ge=0)
-    """How many of the best-ranked are prefilled as text; None: as the memory is set."""
+    refresh: RefreshField | None = None
+    """How many of the best-ranked are prefilled as text, ``"all"`` or ``"auto"``; None: as the memory is set."""
     threshold: float | None = Field(default=None, ge=-1.0, le=1.0)
     """Leave out facts of a lower cosine; None: none."""
     timeout: float = Field(default=2.0, gt=0.0)

@@ -13,6 +13,7 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from inferscale_memory import Memory
 from inferscale_memory.errors import ConfigError, InvalidInputError
 from inferscale_memory.memory import MAX_K
+from inferscale_memory.quality import Refresh, check_refresh
 from inferscale_memory.retrieval import ScoredFact
 from inferscale_memory.scope import Scope
 
@@ -37,7 +38,8 @@ class InferScaleRetriever(BaseRetriever):
     Args:
         memory: where the facts are.
         k: how many facts, at most; None: as the memory is set.
-        refresh: how many of the best-ranked are prefilled as text behind the injected ones; None: as the memory is set.
+        refresh: how many of the best-ranked are prefilled as text behind the injected ones, ``"all"`` or ``"auto"``;
+            None: as the memory is set.
         threshold: leave out facts of a lower cosine; None: none.
         user_id: whose memory, with the other ids; at least one of user, agent and session.
         agent_id: see ``user_id``.
@@ -57,7 +59,7 @@ class InferScaleRetriever(BaseRetriever):
         memory: Memory,
         *,
         k: int | None = None,
-        refresh: int | None = None,
+        refresh: Refresh | None = None,
         threshold: float | None = None,
         user_id: str | None = None,
         agent_id: str | None = None,
@@ -68,8 +70,10 @@ class InferScaleRetriever(BaseRetriever):
     ) -> None:
         if not isinstance(memory, Memory):
             raise ConfigError(f"memory is a {type(memory).__name__}; give the inferscale_memory.Memory of the engine.")
-        _check("k", k, 1)
-        _check("refresh", refresh, 0)
+        if k is not None and (not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= MAX_K):
+            raise InvalidInputError(f"k is {k!r}; wanted a number of facts, 1 to {MAX_K:,}, or None.")
+        if refresh is not None:
+            check_refresh(refresh)
         ids = {"user_id": user_id, "agent_id": agent_id, "session_id": session_id, "tenant_id": tenant_id}
         self.scope: dict[str, Any] = {name: value for name, value in ids.items() if value is not None}
         self.memory = memory
@@ -81,7 +85,7 @@ class InferScaleRetriever(BaseRetriever):
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         found = self.memory.search(query_bundle.query_str, self.k, threshold=self.threshold, **self.scope)
-        fresh = self.memory.settings.refresh if self.refresh is None else self.refresh
+        fresh = self.memory.dial.refresh(self.refresh, found)
         return [_node(one, self.memory.name([one], int(at < fresh), **self.scope)) for at, one in enumerate(found)]
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
@@ -121,11 +125,6 @@ def other_texts(nodes: Sequence[NodeWithScore]) -> list[str]:
 
 def _is_fact(node: NodeWithScore) -> bool:
     return isinstance(node.node.metadata.get(HANDLE_KEY), str)
-
-
-def _check(name: str, value: object, least: int) -> None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MAX_K):
-        raise InvalidInputError(f"{name} is {value!r}; wanted a number of facts, {least} to {MAX_K:,}, or None.")
 
 
 def _node(scored: ScoredFact, handle: str) -> NodeWithScore:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from inferscale_memory.bench.quality import command, report
+from inferscale_memory.bench.quality import command, engines, report
 from inferscale_memory.bench.quality.command import Choice, JudgeOptions, default_folder
 from inferscale_memory.bench.quality.judge import JudgeError
 from inferscale_memory.bench.quality.plot import plot_quality
@@ -136,7 +136,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     opened: dict[str, Any] = {}
 
     @contextmanager
-    def open_engine(model: str, folder: Path, length: int, *_: Any, **options: Any) -> Iterator[Any]:
+    def open_engine(model: str, folder: Path, **options: Any) -> Iterator[Any]:
         opened.update(model=model, folder=folder, **options)
         yield SimpleNamespace()
 
@@ -149,9 +149,8 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         asked = replace(ONE, question=questions[0].id)
         return [asked, replace(asked, policy=FULL, kl=None)], ["user: item 1: too long"]
 
-    monkeypatch.setattr(command, "open_engine", open_engine)
+    monkeypatch.setattr(command, "open_forcing_engine", open_engine)
     monkeypatch.setattr(command, "_measured", measured)
-    monkeypatch.setattr(command, "_length", lambda *_: 1024)
     monkeypatch.setattr(command, "describe", lambda _: "vLLM")
     return opened
 
@@ -215,4 +214,4 @@ def test_every_model_has_a_folder_of_its_own(home: Path) -> None:
 def test_a_prompt_may_be_as_long_as_the_model_takes_up_to_a_bound(tmp_path: Path, own: int, length: int) -> None:
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "max_position_embeddings": own}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert command._length(str(tmp_path), tmp_path) == length
+    assert engines.longest_prompt(str(tmp_path), tmp_path) == length
