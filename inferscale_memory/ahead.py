@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from inferscale_memory.daemons import BusyError, DaemonPool
 from inferscale_memory.errors import StoreError
@@ -13,6 +14,14 @@ from inferscale_memory.lately import Lately
 logger = logging.getLogger(__name__)
 
 WAITING = 16
+
+
+class Wanted(NamedTuple):
+    """A fact that was recalled, and by its policy which of its chunks its place in the prompt asks for."""
+
+    fact_id: str
+    revision: int
+    policy: str
 
 
 class FetchAhead:
@@ -29,17 +38,17 @@ class FetchAhead:
 
     def __init__(
         self,
-        keys_of: Callable[[Sequence[str]], Mapping[str, str]],
+        keys_of: Callable[[Sequence[Wanted]], Mapping[str, str]],
         fetch: Callable[[Sequence[str]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._keys_of, self._fetch = keys_of, fetch
         self._pool = DaemonPool(1, WAITING)
-        self._asked = Lately[tuple[str, int]](clock)
+        self._asked = Lately[Wanted](clock)
         self._closed = False
 
-    def recalled(self, facts: Iterable[tuple[str, int]]) -> None:
-        """These facts, as (id, revision), are about to be asked about."""
+    def recalled(self, facts: Iterable[Wanted]) -> None:
+        """These facts are about to be asked about."""
         new = self._asked.others(facts)
         if new:
             try:
@@ -51,14 +60,14 @@ class FetchAhead:
         """Look nothing up any more."""
         self._closed = True
 
-    def _ask(self, facts: Sequence[tuple[str, int]]) -> None:
+    def _ask(self, facts: Sequence[Wanted]) -> None:
         if self._closed:
             return
         try:
-            keys = self._keys_of([fact_id for fact_id, _ in facts])
+            keys = self._keys_of(facts)
         except StoreError as error:  # the memory may have been closed meanwhile
             logger.debug("%d facts are not fetched ahead: %s", len(facts), error)
             return
-        self._asked.note(fact for fact in facts if fact[0] in keys)
+        self._asked.note(fact for fact in facts if fact.fact_id in keys)
         if keys:
             self._fetch(list(keys.values()))

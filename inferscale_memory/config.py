@@ -65,10 +65,11 @@ class Settings(BaseSettings):
     )
     index: str = Field("auto", min_length=1, description="Vector index: auto, torch or faiss.")
     policy: str = Field(
-        "preceding:5:fact",
+        "ladder:3:8:20",
         min_length=1,
         description="What a fact is encoded behind: none, preamble, prefix, preceding:N:fact, preceding:N:turn, "
-        "nearest:N, mixed:N:M or session:N; a budget of tokens may follow, as in nearest:10:400t.",
+        "nearest:N, mixed:N:M or session:N, where a budget of tokens may follow, as in nearest:10:400t; or ladder:N:M, "
+        "several chunks of each fact, of which a prompt takes the one for its place.",
     )
     reencode_rate: float = Field(
         1.0,

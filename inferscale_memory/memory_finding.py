@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from inferscale_memory import metrics
+from inferscale_memory.ahead import Wanted
+from inferscale_memory.encoding.policies import chosen_at, rungs_of, wanted_at
 from inferscale_memory.errors import InferScaleError, InvalidInputError
 from inferscale_memory.facts import ItemError
 from inferscale_memory.handle import ExplainedFact, Explanation, Handle, Handles
@@ -156,17 +158,20 @@ class MemoryFinding(MemoryEncoding):
         record = self.handles.open(str(handle), self._owner(scope) if scope else None)
         stored = self.store.get_many(fact_id for fact_id, _ in record.facts)
         found = {fact_id: fact for fact_id, fact in stored.items() if record.scope.covers(fact.scope)}
-        refs = {}
+        keys: dict[str, str] = {}
         if self.engine is not None:
-            refs = self.ledger.lookup(list(found), self.engine.fingerprint, self.policy.name)
+            names = [rung.name for rung in rungs_of(self.policy)]
+            refs = self.ledger.lookup_all(list(found), self.engine.fingerprint, names)
+            placed = [fact_id for fact_id, _ in record.facts if fact_id in refs]
+            keys = {fact_id: chosen_at(self.policy, at, refs[fact_id]).key for at, fact_id in enumerate(placed)}
         scores = self._scores_of(str(handle))
         first_refreshed = len(record.facts) - record.refresh
         facts = tuple(
             ExplainedFact(
                 fact=found[fact_id],
                 score=scores.get(fact_id),
-                encoded=fact_id in refs,
-                resident=fact_id in refs and self.chunks.exists(refs[fact_id].key),
+                encoded=fact_id in keys,
+                resident=fact_id in keys and self.chunks.exists(keys[fact_id]),
                 refreshed=at >= first_refreshed,
             )
             for at, (fact_id, _) in enumerate(record.facts)
@@ -222,7 +227,10 @@ class MemoryFinding(MemoryEncoding):
         if self._ahead is not None:
             # The refreshed ones, the last, are prefilled.
             injected = placed[: len(placed) - refresh]
-            self._ahead.recalled((fact_id, by_id[fact_id].fact.revision) for fact_id in injected)
+            self._ahead.recalled(
+                Wanted(fact_id, by_id[fact_id].fact.revision, wanted_at(self.policy, place))
+                for place, fact_id in enumerate(injected)
+            )
         with self._scores_lock:
             self._scores[token] = {fact_id: scored.score for fact_id, scored in by_id.items()}
             self._scores.move_to_end(token)

@@ -15,14 +15,15 @@ from sqlalchemy import Engine
 from sqlalchemy.engine import make_url
 
 from inferscale_memory import metrics
-from inferscale_memory.ahead import FetchAhead
+from inferscale_memory.ahead import FetchAhead, Wanted
 from inferscale_memory.config import Settings, load_settings, unknown_variables
 from inferscale_memory.contexts import MemoryContexts
 from inferscale_memory.db import open_database
 from inferscale_memory.encoding.encoder import BackgroundEncoder
+from inferscale_memory.encoding.encoders import Encoders
 from inferscale_memory.encoding.ledger import ChunkLedger
 from inferscale_memory.encoding.pacing import Pace
-from inferscale_memory.encoding.policies import ContextPolicy, parse_policy
+from inferscale_memory.encoding.policies import Policy, parse_policy, rungs_of
 from inferscale_memory.encoding.purge import purge
 from inferscale_memory.errors import ConfigError, StoreError
 from inferscale_memory.facts import FactExtractor, FactStore
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SCOPE_IDS = frozenset({"user_id", "agent_id", "session_id", "tenant_id"})
+ENCODING_AT_ONCE = 8
+"""Encode requests in the engine at once."""
 _told: set[str] = set()  # variables that were warned about in this process
 
 
@@ -67,7 +70,7 @@ class MemoryParts:
         database_url: str | None = None,
         embedder: Embedder | Callable[[Sequence[str]], Any] | str | None = None,
         index: VectorIndex | str | None = None,
-        policy: str | ContextPolicy | None = None,
+        policy: str | Policy | None = None,
         quality: Quality | None = None,
         secret: bytes | None = None,
         extractor: FactExtractor | None = None,
@@ -90,7 +93,7 @@ class MemoryParts:
         self._placed = PlacedFacts()
         self._closed = False
         self.engine: LocalEngine | None = None
-        self.encoder: BackgroundEncoder | None = None
+        self.encoder: Encoders | None = None
         self._resolver: MemoryResolver | None = None
         self._ahead: FetchAhead | None = None
         self._database = _open(self.settings)
@@ -130,16 +133,31 @@ class MemoryParts:
         if engine.unsupported is None and not self.policy.positional:
             self._ahead = FetchAhead(partial(self._chunk_keys, engine.fingerprint), engine.prefetch)
         if encode and engine.unsupported is None:
-            self.encoder = BackgroundEncoder(
-                self.contexts, self.ledger, self.chunks, engine, self.policy, self._resolver.encode_salt,
-                reencode=Pace(self.settings.reencode_rate),
-            )  # fmt: skip
+            self.encoder = self._encoders(engine, self._resolver)
             self.encoder.start()
 
-    def _chunk_keys(self, fingerprint: str, fact_ids: Sequence[str]) -> dict[str, str]:
-        """Chunk keys of those of these facts that are encoded, by fact id."""
-        found = self.ledger.lookup(fact_ids, fingerprint, self.policy.name)
-        return {fact_id: ref.key for fact_id, ref in found.items()}
+    def _encoders(self, engine: LocalEngine, resolver: MemoryResolver) -> Encoders:
+        """One for each kind of chunk, each with a ledger, and so a lease, of its own; they share the engine's slots."""
+        rungs = rungs_of(self.policy)
+        return Encoders(
+            [
+                BackgroundEncoder(
+                    self.contexts, ChunkLedger(self._database), self.chunks, engine, rung, resolver.encode_salt,
+                    concurrency=max(1, ENCODING_AT_ONCE // len(rungs)), reencode=Pace(self.settings.reencode_rate),
+                )
+                for rung in rungs
+            ]
+        )  # fmt: skip
+
+    def _chunk_keys(self, fingerprint: str, facts: Sequence[Wanted]) -> dict[str, str]:
+        """Keys of the chunks that are wanted, by fact id; of facts that have them."""
+        names = [rung.name for rung in rungs_of(self.policy)]
+        found = self.ledger.lookup_all([fact.fact_id for fact in facts], fingerprint, names)
+        return {
+            fact.fact_id: found[fact.fact_id][fact.policy].key
+            for fact in facts
+            if fact.policy in found.get(fact.fact_id, {})
+        }
 
     @property
     def retriever(self) -> Retriever:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from inferscale_memory import metrics
-from inferscale_memory.encoding.ledger import ChunkLedger
-from inferscale_memory.encoding.policies import ContextPolicy
+from inferscale_memory.encoding.ledger import ChunkLedger, ChunkRef
+from inferscale_memory.encoding.policies import Policy, chosen_at, rungs_of
 from inferscale_memory.errors import HandleError
 from inferscale_memory.facts import Fact, FactStore
 from inferscale_memory.handles import HandleBook, HandleRecord, SecretRing
@@ -47,7 +47,7 @@ class MemoryResolver:
     """
 
     def __init__(
-        self, store: FactStore, ledger: ChunkLedger, book: HandleBook, secrets: SecretRing, policy: ContextPolicy,
+        self, store: FactStore, ledger: ChunkLedger, book: HandleBook, secrets: SecretRing, policy: Policy,
         engine: EngineSide, lost: Callable[[Sequence[str]], None], scores: Callable[[str], Mapping[str, float]],
     ) -> None:  # fmt: skip
         self._store, self._ledger, self._book, self._secrets = store, ledger, book, secrets
@@ -78,8 +78,10 @@ class MemoryResolver:
         placed = [self._prompt_fact(fact, ranks[fact.id]) for fact in [*facts, *refreshed]]
         keys: dict[str, str] = {}
         if not self._policy.positional:
-            keys = self._keys(facts, placed)
-            placed[: len(facts)] = sorted(placed[: len(facts)], key=lambda fact: fact.id not in keys)
+            refs = self._refs(facts, placed)
+            placed[: len(facts)] = sorted(placed[: len(facts)], key=lambda fact: fact.id not in refs)
+            there = [fact.id for fact in placed[: len(refs)]]
+            keys = {fact_id: chosen_at(self._policy, at, refs[fact_id]).key for at, fact_id in enumerate(there)}
         return Resolution(
             tenant=records[0].scope.tenant,
             owner=records[0].scope.principal,
@@ -91,14 +93,19 @@ class MemoryResolver:
             scores={fact_id: score for handle in handles for fact_id, score in self._scores(handle).items()},
         )
 
-    def _keys(self, facts: Sequence[Fact], placed: Sequence[PromptFact]) -> dict[str, str]:
-        """Chunk of each encoded fact; one of another revision, updated since the text was read, is none."""
-        refs = self._ledger.lookup([fact.id for fact in facts], self._engine.fingerprint, self._policy.name)
-        return {
-            fact.id: ref.key
-            for fact, place in zip(facts, placed, strict=False)  # the refreshed ones follow
-            if (ref := refs.get(fact.id)) and (ref.revision, ref.n_tokens) == (fact.revision, len(place.tokens))
-        }
+    def _refs(self, facts: Sequence[Fact], placed: Sequence[PromptFact]) -> dict[str, dict[str, ChunkRef]]:
+        """Chunks of each encoded fact by policy; one of another revision, updated since the text was read, is none."""
+        names = [rung.name for rung in rungs_of(self._policy)]
+        found = self._ledger.lookup_all([fact.id for fact in facts], self._engine.fingerprint, names)
+        refs: dict[str, dict[str, ChunkRef]] = {}
+        for fact, place in zip(facts, placed, strict=False):  # the refreshed ones follow
+            wanted = fact.revision, len(place.tokens)
+            there = {
+                name: ref for name, ref in found.get(fact.id, {}).items() if (ref.revision, ref.n_tokens) == wanted
+            }
+            if there:
+                refs[fact.id] = there
+        return refs
 
     def missing(self, keys: Sequence[str]) -> None:
         """The engine could not load some of these chunks; they are looked at, and encoded again if need be."""

@@ -30,7 +30,7 @@ from inferscale_memory.bench.prompts import (
     conversation,
     prompt_length,
 )
-from inferscale_memory.encoding.policies import build_request, parse_policy
+from inferscale_memory.encoding.policies import build_request, parse_policy, rungs_of
 from inferscale_memory.errors import EngineError, InvalidInputError
 from inferscale_memory.serving.resolve import Plan
 from inferscale_memory.throwaway import throwaway_home
@@ -205,10 +205,12 @@ def _sizes(memory: Any, user: str, count: int) -> tuple[float, float]:
     engine = memory.engine
     kept, run = [], []
     for fact in memory.list(user_id=user, limit=min(count, 1000)).facts:
-        items = memory.policy.context(fact, memory.contexts)
-        request = build_request(engine.prompt, memory.policy, fact, items, engine.max_model_len)
-        kept.append(request.end - request.start)
-        run.append(len(request.token_ids))
+        requests = [
+            build_request(engine.prompt, rung, fact, rung.context(fact, memory.contexts), engine.max_model_len)
+            for rung in rungs_of(memory.policy)
+        ]
+        kept.append(sum(request.end - request.start for request in requests))
+        run.append(sum(len(request.token_ids) for request in requests))
     return statistics.fmean(kept), statistics.fmean(run)
 
 

@@ -36,14 +36,15 @@ __all__ = ["ChunkLedger", "ChunkRecord", "ChunkRef", "Forgotten", "ParkedFact", 
 
 _CHUNKS, _FACTS = ChunkRow.__table__.c, FactRow.__table__.c
 _READY_CHUNKS = (
-    select(_CHUNKS.fact_id, _CHUNKS.key, _CHUNKS.revision, _CHUNKS.n_tokens)
+    select(_CHUNKS.fact_id, _CHUNKS.policy, _CHUNKS.key, _CHUNKS.revision, _CHUNKS.n_tokens)
     .join_from(
         ChunkRow.__table__,
         FactRow.__table__,
         (_FACTS.id == _CHUNKS.fact_id) & (_FACTS.revision == _CHUNKS.revision),
     )
     .where(_CHUNKS.fact_id.in_(bindparam("ids", expanding=True)), _CHUNKS.state == READY)
-    .where(_CHUNKS.fingerprint == bindparam("fingerprint"), _CHUNKS.policy == bindparam("policy"))
+    .where(_CHUNKS.fingerprint == bindparam("fingerprint"))
+    .where(_CHUNKS.policy.in_(bindparam("policies", expanding=True)))
     .order_by(_CHUNKS.created_at)
 )
 
@@ -151,13 +152,20 @@ class ChunkLedger(StaleChunks):
 
     def lookup(self, fact_ids: Sequence[str], fingerprint: str, policy: str) -> dict[str, ChunkRef]:
         """Ready chunks of the current revisions; facts without one are missing from the answer. One query."""
-        found: dict[str, ChunkRef] = {}
-        given = {"fingerprint": fingerprint, "policy": policy}
+        return {fact: refs[policy] for fact, refs in self.lookup_all(fact_ids, fingerprint, [policy]).items()}
+
+    def lookup_all(
+        self, fact_ids: Sequence[str], fingerprint: str, policies: Sequence[str]
+    ) -> dict[str, dict[str, ChunkRef]]:
+        """``lookup`` for several policies at once: by fact, then by the policy's name. One query."""
+        found: dict[str, dict[str, ChunkRef]] = {}
+        given = {"fingerprint": fingerprint, "policies": list(policies)}
         with self._transactions.read() as tx:
             connection = tx.connection()  # below the ORM: it stands in the way of every question
             for ids in batches(fact_ids):
                 rows = connection.execute(_READY_CHUNKS, {"ids": ids, **given})
-                found.update({fact: ChunkRef(key, revision, n) for fact, key, revision, n in rows})
+                for fact, policy, key, revision, n in rows:
+                    found.setdefault(fact, {})[policy] = ChunkRef(key, revision, n)
         return found
 
     def ready_keys(self, fingerprint: str, policy: str, among: Sequence[str] | None = None) -> set[str]:

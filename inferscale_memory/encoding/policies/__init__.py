@@ -4,6 +4,7 @@
 ``base``    the contract, and what a policy asks of the memory
 ``windows`` nothing, the preamble, or what was saved before: ``preceding``, ``session``
 ``similar`` what is most like the fact: ``nearest``, ``mixed``
+``ladder``  several contexts, and which of them suits a place in a prompt
 ``names``   from a setting to a policy
 ``request`` from a policy's choice to the prompt that is run
 =========== ===============================================================================
@@ -22,6 +23,7 @@ from inferscale_memory.encoding.policies.base import (
     Near,
     PromptPieces,
 )
+from inferscale_memory.encoding.policies.ladder import Ladder, Policy, chosen_at, rungs_of, wanted_at
 from inferscale_memory.encoding.policies.names import DEFAULT_POLICY, parse_policy
 from inferscale_memory.encoding.policies.request import EncodeRequest, build_request
 from inferscale_memory.encoding.policies.similar import Mixed, Nearest
@@ -39,13 +41,18 @@ __all__ = [
     "ContextPolicy",
     "ContextSource",
     "EncodeRequest",
+    "Ladder",
     "Mixed",
     "Near",
     "Nearest",
+    "Policy",
     "Preceding",
     "PromptPieces",
     "Session",
     "Unit",
     "build_request",
+    "chosen_at",
     "parse_policy",
+    "rungs_of",
+    "wanted_at",
 ]

@@ -6,13 +6,13 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from inferscale_memory.encoding.policies.base import ContextPolicy
+from inferscale_memory.encoding.policies.ladder import MAX_RUNGS, Ladder, Policy
 from inferscale_memory.encoding.policies.similar import Mixed, Nearest
 from inferscale_memory.encoding.policies.windows import NONE, PREAMBLE, PREFIX, Preceding, Session
 from inferscale_memory.errors import InvalidInputError
 
-DEFAULT_POLICY = Preceding()
-"""Five preceding facts."""
+DEFAULT_POLICY = Ladder()
+"""Four chunks of each fact: behind none, 3, 8 and 20 of its nearest facts."""
 
 _WRITTEN = re.compile(
     r"(?P<kind>[a-z]+)(?::(?P<colons>[^()\s]+)|\((?P<call>[^():]+)\))?",
@@ -24,7 +24,7 @@ _NUMBER, _BUDGET, _WORD = (re.compile(kind, re.ASCII) for kind in (r"[0-9]{1,6}"
 class _Kind(NamedTuple):
     """How a policy is written: at most so many numbers, and whether a word may follow them."""
 
-    make: Callable[..., ContextPolicy]
+    make: Callable[..., Policy]
     numbers: int
     word: bool = False
 
@@ -34,17 +34,19 @@ _KINDS = {
     "nearest": _Kind(Nearest, 1),
     "mixed": _Kind(Mixed, 2),
     "session": _Kind(Session, 1),
+    "ladder": _Kind(lambda *steps, budget=None: _ladder(steps, budget), MAX_RUNGS),
 }
 
 
-def parse_policy(text: str | ContextPolicy | None) -> ContextPolicy:
+def parse_policy(text: str | Policy | None) -> Policy:
     """Turn a setting into a policy.
 
     Args:
         text: ``"none"``, ``"preamble"``, ``"prefix"``, ``"preceding"``, ``"preceding:5"``, ``"preceding:20:turn"``,
-            ``"nearest:5"``, ``"mixed:5:3"`` (five nearest, three preceding), ``"session:5"``; all but the first three
-            also with a budget of tokens at the end, ``"nearest:10:400t"``, or written as a call,
-            ``"nearest(10, 400t)"``. None is the default, ``preceding:5:fact``; a policy comes back as it is.
+            ``"nearest:5"``, ``"mixed:5:3"`` (five nearest, three preceding), ``"session:5"``, or ``"ladder:3:8:20"``
+            (a chunk behind none, 3, 8 and 20 nearest each); all but the first three and the last also with a budget
+            of tokens at the end, ``"nearest:10:400t"``; or written as a call, ``"nearest(10, 400t)"``. None is the
+            default; a policy comes back as it is.
 
     Raises:
         InvalidInputError: the text is none of these, or a number is out of range.
@@ -61,13 +63,19 @@ def parse_policy(text: str | ContextPolicy | None) -> ContextPolicy:
     if policy is None:
         raise InvalidInputError(
             f"unknown encoding context {text!r}; give 'none', 'preamble', 'prefix', 'preceding:N' or "
-            "'preceding:N:UNIT' with UNIT 'fact' or 'turn', 'nearest:N', 'mixed:N:M' or 'session:N', such as "
-            "'preceding:5:fact'; a budget of tokens may follow, as in 'nearest:10:400t'."
+            "'preceding:N:UNIT' with UNIT 'fact' or 'turn', 'nearest:N', 'mixed:N:M', 'session:N' or "
+            "'ladder:N:M', such as 'preceding:5:fact'; a budget of tokens may follow, as in 'nearest:10:400t'."
         )
     return policy
 
 
-def _made(written: str) -> ContextPolicy | None:
+def _ladder(steps: tuple[int, ...], budget: int | None) -> Ladder:
+    if budget is not None:
+        raise InvalidInputError(f"a ladder has no budget of tokens, and {budget}t was given; its steps bound it.")
+    return Ladder(steps) if steps else Ladder()
+
+
+def _made(written: str) -> Policy | None:
     """The policy; None where it is not written as one."""
     match = _WRITTEN.fullmatch(written)
     kind = _KINDS.get(match["kind"]) if match else None

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import threading
 
-from inferscale_memory.ahead import FetchAhead
+from inferscale_memory.ahead import FetchAhead, Wanted
 from inferscale_memory.errors import StoreError
+
+
+def wanted(fact_id, revision, policy="x"):
+    return Wanted(fact_id, revision, policy)
 
 
 class Engine:
@@ -16,9 +20,11 @@ class Engine:
         self.threads: set[int] = set()
         self.done = threading.Semaphore(0)
 
-    def keys_of(self, fact_ids):
+    def keys_of(self, facts):
         self.threads.add(threading.get_ident())
-        return {fact_id: f"chunk of {fact_id}" for fact_id in fact_ids if fact_id != "not encoded"}
+        return {
+            fact.fact_id: f"chunk {fact.policy} of {fact.fact_id}" for fact in facts if fact.fact_id != "not encoded"
+        }
 
     def fetch(self, keys):
         self.asked.append(list(keys))
@@ -31,25 +37,25 @@ class Engine:
 
 def test_what_is_encoded_of_a_recall_is_asked_for_off_the_callers_thread():
     engine = Engine()
-    FetchAhead(engine.keys_of, engine.fetch).recalled([("a", 1), ("not encoded", 1), ("b", 2)])
+    FetchAhead(engine.keys_of, engine.fetch).recalled([wanted("a", 1), wanted("not encoded", 1), wanted("b", 2)])
     engine.wait(1)
-    assert engine.asked == [["chunk of a", "chunk of b"]]
+    assert engine.asked == [["chunk x of a", "chunk x of b"]]
     assert threading.get_ident() not in engine.threads
 
 
 def test_within_a_minute_a_fact_is_asked_for_once_for_each_of_its_revisions():
     engine, now = Engine(), [0.0]
     ahead = FetchAhead(engine.keys_of, engine.fetch, clock=lambda: now[0])
-    ahead.recalled([("a", 1)])
+    ahead.recalled([wanted("a", 1)])
     engine.wait(1)
-    ahead.recalled([("a", 1)])
-    ahead.recalled([("a", 2), ("b", 1)])
+    ahead.recalled([wanted("a", 1)])
+    ahead.recalled([wanted("a", 2), wanted("b", 1)])
     engine.wait(1)
-    assert engine.asked == [["chunk of a"], ["chunk of a", "chunk of b"]]
+    assert engine.asked == [["chunk x of a"], ["chunk x of a", "chunk x of b"]]
     now[0] = 61.0
-    ahead.recalled([("b", 1)])
+    ahead.recalled([wanted("b", 1)])
     engine.wait(1)
-    assert engine.asked[2:] == [["chunk of b"]], "it may have left the arena since"
+    assert engine.asked[2:] == [["chunk x of b"]], "it may have left the arena since"
 
 
 def test_a_fact_that_was_not_encoded_yet_is_asked_for_when_it_is():
@@ -57,19 +63,19 @@ def test_a_fact_that_was_not_encoded_yet_is_asked_for_when_it_is():
     ahead = FetchAhead(engine.keys_of, engine.fetch, clock=lambda: 0.0)
     encoded = {}
     ahead._keys_of = lambda ids: engine.done.release() or dict(encoded)
-    ahead.recalled([("a", 1)])
+    ahead.recalled([wanted("a", 1)])
     engine.wait(1)
-    encoded["a"] = "chunk of a"
-    ahead.recalled([("a", 1)])
+    encoded["a"] = "chunk x of a"
+    ahead.recalled([wanted("a", 1)])
     engine.wait(2)
-    assert engine.asked == [["chunk of a"]]
+    assert engine.asked == [["chunk x of a"]]
 
 
 def test_a_memory_that_is_closed_looks_nothing_up():
     engine = Engine()
     ahead = FetchAhead(engine.keys_of, engine.fetch)
     ahead.close()
-    ahead.recalled([("a", 1)])
+    ahead.recalled([wanted("a", 1)])
     ahead._pool.submit(engine.done.release)
     engine.wait(1)
     assert engine.asked == []
@@ -83,7 +89,7 @@ def test_a_memory_that_is_closed_meanwhile_is_no_error():
         failed.set()
         raise StoreError("this memory is closed")
 
-    FetchAhead(closed, engine.fetch).recalled([("a", 1)])
+    FetchAhead(closed, engine.fetch).recalled([wanted("a", 1)])
     assert failed.wait(20)
     assert engine.asked == []
 
@@ -94,3 +100,12 @@ def test_recalls_are_never_kept_waiting_by_a_database_that_hangs():
     for number in range(100):
         ahead.recalled([(f"fact {number}", 1)])
     hang.set()
+
+
+def test_another_place_in_the_prompt_asks_for_another_chunk_of_the_fact():
+    engine = Engine()
+    ahead = FetchAhead(engine.keys_of, engine.fetch, clock=lambda: 0.0)
+    for policy in ("nearest:3", "nearest:8"):
+        ahead.recalled([wanted("a", 1, policy)])
+        engine.wait(1)
+    assert engine.asked == [["chunk nearest:3 of a"], ["chunk nearest:8 of a"]]
