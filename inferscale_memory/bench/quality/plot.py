@@ -15,6 +15,8 @@ SMALLEST = 1e-6
 def plot_quality(result: Mapping[str, Any], file: Path) -> None:
     """Draw KL and gold NLL over the number of facts, a line per setting, 95 % intervals as bars.
 
+    Settings that inject nothing are the full prefill, which the second panel has: one colour is one setting in both.
+
     Args:
         result: what ``command.run`` returns.
         file: where to; the suffix is the format.
@@ -22,14 +24,15 @@ def plot_quality(result: Mapping[str, Any], file: Path) -> None:
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in sorted(result["rows"], key=lambda row: row["k"]):
         label = f"{row['policy']}, refresh {row['refresh']}{' (default)' if row['default'] else ''}"
-        groups.setdefault(label, []).append(row)
-    kl = {label: _line([row for row in rows if row["kl"] > SMALLEST], "kl") for label, rows in groups.items()}
+        if row["kl"] > SMALLEST:
+            groups.setdefault(label, []).append(row)
+    kl = {label: _line(rows, "kl") for label, rows in groups.items()}
     nll = {label: _line(rows, "nll") for label, rows in groups.items()}
     nll["full prefill"] = _line(result["reference"], "nll")
     panels = [
         Panel(
             f"KL to full prefill, {result['model']}", "facts in the prompt", "nats per answer token",
-            lines={label: line for label, line in kl.items() if line.x}, log="xy", whiskers=True,
+            lines=kl, log="xy", whiskers=True,
         ),
         Panel(
             "NLL of the gold answer", "facts in the prompt", "nats per answer token", lines=nll, log="x", whiskers=True,
