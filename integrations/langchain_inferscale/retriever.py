@@ -13,7 +13,7 @@ from langchain_core.runnables import RunnableConfig, ensure_config
 from pydantic import ConfigDict, Field
 
 from inferscale_memory import Memory
-from inferscale_memory.quality import Refresh, RefreshField
+from inferscale_memory.quality import Refresh
 from inferscale_memory.retrieval import ScoredFact
 from inferscale_memory.scope import Scope
 from langchain_inferscale.context import merged_scope, run_scope, scope_ids
@@ -43,7 +43,7 @@ class InferScaleRetriever(BaseRetriever):
     memory: Memory = Field(exclude=True, repr=False)
     k: int | None = None
     """How many facts; None: as the memory is set. ``invoke(query, k=3)`` is for one call."""
-    refresh: RefreshField | None = None
+    refresh: Refresh | None = None
     """How many of the best-ranked are prefilled as text behind the injected ones, ``"all"`` or ``"auto"``; None: as the
     memory is set."""
     threshold: float | None = None
