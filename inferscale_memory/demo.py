@@ -17,6 +17,7 @@ from rich.table import Table
 
 from inferscale_memory.bench.common import TABLE_WIDTH, fresh_salt, open_engine, progress, status
 from inferscale_memory.bench.exactness import compare
+from inferscale_memory.encoding.policies import DEFAULT_POLICY
 from inferscale_memory.errors import EncodingError, EngineError
 from inferscale_memory.throwaway import throwaway_home
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 USER = "demo-user"
 K = 5
-POLICY = "preceding:5:fact"
+POLICY = DEFAULT_POLICY.name
 MAX_MODEL_LEN = 1024
 MAX_TOKENS = 24
 REPEAT = 5

@@ -38,7 +38,7 @@ class Memory(SyncMemory):
         database_url: SQLAlchemy URL of the facts; default SQLite in the home.
         embedder: an ``Embedder``, a callable ``list[str] -> array``, or a model name; default all-MiniLM-L6-v2.
         index: a ``VectorIndex`` or ``"auto"``, ``"torch"``, ``"faiss"``, ``"faiss-gpu"``, ``"numpy"``.
-        policy: what facts are encoded behind, such as ``"preceding:5:fact"``; default from the settings.
+        policy: what facts are encoded behind, such as ``"nearest:8"``; default from the settings.
         quality: ``"exact"`` (every fact is prefilled: plain prompt injection), ``"balanced"`` (a few best-ranked
             are, the others injected) or ``"fast"`` (all are injected): policy and refresh together, see
             ``quality.PRESETS``. It goes before ``INFERSCALE_POLICY`` and ``INFERSCALE_REFRESH``; ``policy=`` here and

@@ -35,7 +35,7 @@ from inferscale_memory.errors import EngineError, InvalidInputError
 from inferscale_memory.serving.resolve import Plan
 from inferscale_memory.throwaway import throwaway_home
 
-POLICIES = ("none", "preamble", "preceding:5:fact", "preceding:20:turn", "nearest:5")
+POLICIES = ("none", "preamble", "preceding:5:fact", "preceding:20:turn", "nearest:8", "ladder:3:8:20")
 QUESTION = "Who of my friends and family lives near the sea, and since when?"
 PROMPT_ROOM = 256
 WINDOW_TOKENS = 1024

@@ -26,8 +26,10 @@ from inferscale_memory.bench.prompts import (
     bare_plan,
     prompt_length,
 )
+from inferscale_memory.bench.ttft_report import COLUMNS, growth, remarks
 from inferscale_memory.config import load_settings
 from inferscale_memory.errors import EngineError, InvalidInputError
+from inferscale_memory.quality import PRESETS
 from inferscale_memory.scope import Scope
 from inferscale_memory.serving.resolve import Plan
 
@@ -35,22 +37,17 @@ QUESTION = "Who of my friends and family lives near the sea, and since when?"
 HOST_CACHE = "2GiB"
 PROMPT_ROOM = 256
 """Tokens beside the facts: system prompt, header, question, answer."""
-SERIES = ("prefill", "inject", "inject_host", "inject_disk", "default", "prefix_hit", "query_to_first_token")
+SERIES = (
+    "prefill",
+    "inject",
+    "inject_host",
+    "inject_disk",
+    "default",
+    "balanced",
+    "prefix_hit",
+    "query_to_first_token",
+)
 COLD = ("inject_host", "inject_disk")
-COLUMNS = {
-    "k": "facts",
-    "prompt_tokens": "tokens",
-    "prefill_ms": "prefill",
-    "inject_ms": "inject",
-    "inject_host_ms": "from host",
-    "inject_disk_ms": "from disk",
-    "default_ms": "default",
-    "prefix_hit_ms": "prefix hit",
-    "query_to_first_token_ms": "query to token",
-    "prefill_over_inject": "prefill/inject",
-    "inject_over_prefix_hit": "inject/hit",
-    "default_over_inject": "default/inject",
-}
 
 
 @dataclass
@@ -60,6 +57,7 @@ class Case:
     k: int
     plan: Plan
     default: Plan
+    balanced: Plan
     hit_plan: Plan
     injectable: int
     hit: int
@@ -91,6 +89,7 @@ def run(
     - ``inject_host_ms``, ``inject_disk_ms``: as ``inject``, but the workers' arena has none of the facts: they come
       from host memory, or from (the system's cache of) the files, which are verified as they are read.
     - ``default_ms``: as ``inject``, with as many facts refreshed as the library's settings say.
+    - ``balanced_ms``: as ``inject``, with as many facts refreshed as with ``quality="balanced"``.
     - ``load_ms``: ``inject_ms - prefix_hit_ms``.
     - ``query_to_first_token_ms``: from the question as text: embedding, search, handle, assembly, injection.
 
@@ -131,7 +130,7 @@ def run(
             "growth": growth(rows),
         }
     title = f"Time to the first token of {model} in ms, medians of {repeat}, facts of {fact_tokens} tokens:"
-    show(title, table(COLUMNS, rows), *_remarks(result))
+    show(title, table(COLUMNS, rows), *remarks(result))
     write_json(json, result)
     if plot is not None:
         plot_ttft(result, plot)
@@ -163,42 +162,28 @@ def row(case: Case, repeat: int) -> dict[str, Any]:
     found["load_ms"] = round(found["inject_ms"] - found["prefix_hit_ms"], 3)
     found["prefill_over_inject"] = round(found["prefill_ms"] / found["inject_ms"], 2)
     found["inject_over_prefix_hit"] = round(found["inject_ms"] / found["prefix_hit_ms"], 2)
-    found["default_over_inject"] = round(found["default_ms"] / found["inject_ms"], 2)
+    for name in ("default", "balanced"):
+        found[f"{name}_over_inject"] = round(found[f"{name}_ms"] / found["inject_ms"], 2)
     return {**found, "spread": spread}
-
-
-def growth(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """How much longer the first token takes with many facts than with few; ``None`` where there are not both."""
-    some = {row["k"]: row for row in rows if row["k"]}
-    if len(some) < 2:
-        return None
-    few, many = (5, 50) if {5, 50} <= some.keys() else (min(some), max(some))
-    ratios = {name: round(some[many][f"{name}_ms"] / some[few][f"{name}_ms"], 2) for name in ("inject", "prefix_hit")}
-    return {"from": few, "to": many, **ratios}
-
-
-def _remarks(result: dict[str, Any]) -> list[str]:
-    default = f"Default setting: policy {result['policy']}, refresh {result['refresh']}."
-    grown = result["growth"]
-    if grown is None:
-        return [default]
-    times = f"inject x{grown['inject']}, prefix hit x{grown['prefix_hit']}"
-    return [f"{default} From {grown['from']} to {grown['to']} facts: {times}."]
 
 
 def _case(bench: Bench, k: int) -> Case:
     engine = bench.engine
     if k:
         plan = bench.plan(QUESTION, k, refresh=0)
-        default = engine.plan(bench.messages(QUESTION, k), max_tokens=1, user_id=USER)
+        refreshed = PRESETS["balanced"].refresh
+        default, balanced = (
+            engine.plan(bench.messages(QUESTION, k, refresh), max_tokens=1, user_id=USER)
+            for refresh in (None, refreshed)
+        )
     else:
-        plan = default = bare_plan(engine, QUESTION)
+        plan = default = balanced = bare_plan(engine, QUESTION)
     injectable = plan.inject[-1].end if plan.inject else 0
     ids, block = plan.token_ids, engine.block_size
     hit = round(injectable / block) * block
     hit_plan = replace(plan, token_ids=[*(ids + ids[:block])[:hit], *ids[injectable:]])
     facts = injectable - plan.inject[0].end if plan.inject else 0
-    return Case(k, plan, default, hit_plan, injectable, hit, facts)
+    return Case(k, plan, default, balanced, hit_plan, injectable, hit, facts)
 
 
 def _measure(bench: Bench, cases: Sequence[Case], repeat: int) -> None:
@@ -207,7 +192,8 @@ def _measure(bench: Bench, cases: Sequence[Case], repeat: int) -> None:
         "inject": _inject,
         "inject_host": _inject_from_host,
         "inject_disk": _inject_from_disk,
-        "default": _default,
+        "default": lambda bench, case: _with(case.default, bench, case),
+        "balanced": lambda bench, case: _with(case.balanced, bench, case),
         "prefix_hit": _prefix_hit,
         "query_to_first_token": _query,
     }
@@ -223,8 +209,8 @@ def _measure(bench: Bench, cases: Sequence[Case], repeat: int) -> None:
             if done > len(jobs):
                 case.seconds[name].append(seconds)
             if name in COLD:  # what it has dropped is wanted in the arena by the others
-                for other in cases:
-                    bench.engine.generate(other.plan, salt=fresh_salt())
+                for plan in [plan for other in cases for plan in (other.plan, other.default, other.balanced)]:
+                    bench.engine.generate(plan, salt=fresh_salt())
             bar(done, len(jobs) + len(measured))
 
 
@@ -246,9 +232,9 @@ def _inject_from_disk(bench: Bench, case: Case) -> float:
     return _timed(bench, case, inject=True, salt=fresh_salt(), injected=case.injectable, hit=0, disk=case.facts)
 
 
-def _default(bench: Bench, case: Case) -> float:
-    injectable = case.default.inject[-1].end if case.default.inject else 0
-    return _timed(bench, case, inject=True, salt=fresh_salt(), injected=injectable, hit=0, plan=case.default)
+def _with(plan: Plan, bench: Bench, case: Case) -> float:
+    injectable = plan.inject[-1].end if plan.inject else 0
+    return _timed(bench, case, inject=True, salt=fresh_salt(), injected=injectable, hit=0, plan=plan)
 
 
 def _prefix_hit(bench: Bench, case: Case) -> float:

@@ -14,7 +14,7 @@ from inferscale_memory.scope import Scope
 class Encoders:
     """Several ``BackgroundEncoder`` as one: each with a policy and a ledger of its own, over the same facts.
 
-    Figures count chunks: a fact that a ladder encodes four times is four to wait for.
+    Figures are about facts, not chunks: each is that of the encoder where it is largest.
     """
 
     def __init__(self, encoders: Sequence[BackgroundEncoder]) -> None:
@@ -60,13 +60,12 @@ class Encoders:
         """See ``BackgroundEncoder.flush``. ``timeout`` is for all of them together."""
         deadline = None if timeout is None else time.monotonic() + timeout
         self.notify()
-        encoded, parked = 0, list[ParkedFact]()
+        encoded = 0
         for at, encoder in enumerate(self._encoders):
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             report = encoder.flush(left, scope, self._part(progress, at), given_up=given_up)
-            encoded += report.encoded
-            parked += report.parked
-        return FlushReport(encoded, tuple(parked))
+            encoded = max(encoded, report.encoded)
+        return FlushReport(encoded, tuple(self.parked(scope)))
 
     def _part(self, progress: Progress | None, at: int) -> Progress | None:
         if progress is None or len(self._encoders) == 1:
@@ -77,23 +76,24 @@ class Encoders:
         return lambda done, total: told(at * total + done, count * total)
 
     def parked(self, scope: Scope | None = None) -> list[ParkedFact]:
-        """See ``BackgroundEncoder.parked``."""
-        return [fact for encoder in self._encoders for fact in encoder.parked(scope)]
+        """See ``BackgroundEncoder.parked``; a fact of which several chunks failed is named once."""
+        found = {fact.fact_id: fact for encoder in self._encoders for fact in encoder.parked(scope)}
+        return sorted(found.values(), key=lambda fact: fact.at)
 
     def retry_parked(self, scope: Scope | None = None) -> int:
         """See ``BackgroundEncoder.retry_parked``."""
-        return sum(encoder.retry_parked(scope) for encoder in self._encoders)
+        return max(encoder.retry_parked(scope) for encoder in self._encoders)
 
     def status(self) -> EncoderStatus:
-        """The sum of theirs."""
+        """Of all of them together."""
         found = [encoder.status() for encoder in self._encoders]
         return EncoderStatus(
             running=all(one.running for one in found),
             paused=any(one.paused for one in found),
-            waiting=sum(one.waiting for one in found),
-            in_flight=sum(one.in_flight for one in found),
-            encoded=sum(one.encoded for one in found),
-            parked=sum(one.parked for one in found),
+            waiting=max(one.waiting for one in found),
+            in_flight=max(one.in_flight for one in found),
+            encoded=max(one.encoded for one in found),
+            parked=len(self.parked()),
             reason=next((one.reason for one in found if one.reason is not None), None),
-            stale=sum(one.stale for one in found),
+            stale=max(one.stale for one in found),
         )

@@ -20,11 +20,12 @@ def case(k: int = 50, **seconds: list[float]) -> ttft.Case:
         "inject_host": [0.11],
         "inject_disk": [0.2],
         "default": [0.12],
+        "balanced": [0.14],
         "prefix_hit": [0.08],
         "query_to_first_token": [0.15],
     }
     plan = Plan(token_ids=list(range(1320)))
-    made = ttft.Case(k, plan, plan, plan, injectable=1280, hit=1280, facts=1250)
+    made = ttft.Case(k, plan, plan, plan, plan, injectable=1280, hit=1280, facts=1250)
     made.seconds.update({**given, **seconds})
     return made
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plumbing import Bytes
 
+from inferscale_memory.config import Settings
 from inferscale_memory.encoding.policies import (
     ANYTHING,
     DEFAULT_POLICY,
@@ -16,13 +17,17 @@ from inferscale_memory.encoding.policies import (
     PREAMBLE,
     PREFIX,
     ContextItem,
+    Ladder,
     Mixed,
     Near,
     Nearest,
     Preceding,
     Session,
     build_request,
+    chosen_at,
     parse_policy,
+    rungs_of,
+    wanted_at,
 )
 from inferscale_memory.errors import EncodingError, InvalidInputError
 
@@ -64,8 +69,48 @@ BEFORE = Before(
 )
 
 
-def test_the_default_is_five_preceding_facts():
-    assert parse_policy(None) == DEFAULT_POLICY == Preceding(5, "fact")
+def test_the_default_is_a_ladder_of_four_chunks():
+    assert parse_policy(None) == DEFAULT_POLICY == Ladder((3, 8, 20))
+    assert [rung.name for rung in rungs_of(DEFAULT_POLICY)] == ["preamble", "nearest:3", "nearest:8", "nearest:20"]
+    assert parse_policy(Settings().policy) == DEFAULT_POLICY
+
+
+def test_a_place_takes_the_lowest_rung_with_at_least_as_many_facts_as_stand_before_it():
+    names = [wanted_at(DEFAULT_POLICY, place) for place in (0, 1, 3, 4, 8, 9, 20, 21, 400)]
+    small, middle, large = "nearest:3", "nearest:8", "nearest:20"
+    assert names == ["preamble", small, small, middle, middle, large, large, large, large]
+    assert wanted_at(Preceding(5), 7) == "preceding:5:fact", "a plain policy has one chunk for every place"
+
+
+@pytest.mark.parametrize(
+    ("there", "place", "chosen"),
+    [
+        ("preamble nearest:3 nearest:8 nearest:20", 5, "nearest:8"),
+        ("preamble nearest:3 nearest:20", 5, "nearest:20"),
+        ("preamble nearest:3", 5, "nearest:3"),
+        ("preamble", 30, "preamble"),
+        ("nearest:8", 0, "nearest:8"),
+    ],
+)
+def test_as_long_as_the_chunk_for_a_place_is_missing_the_next_larger_one_stands_in_else_the_next_smaller(
+    there, place, chosen
+):
+    assert chosen_at(DEFAULT_POLICY, place, {name: name for name in there.split()}) == chosen
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ladder:8:3", "rise"),
+        ("ladder:3:3", "rise"),
+        ("ladder:0:3", "window of 'ladder' is 0"),
+        ("ladder:3:9t", "budget"),
+        ("ladder:1:2:3:4:5:6:7:8", "1 to 7 steps"),
+    ],
+)
+def test_a_ladder_that_does_not_rise_or_is_too_long_is_refused(text, message):
+    with pytest.raises(InvalidInputError, match=message):
+        parse_policy(text)
 
 
 WINDOWS, BUDGETS = st.integers(1, MAX_WINDOW), st.none() | st.integers(1, MAX_BUDGET)
@@ -77,6 +122,7 @@ WINDOWS, BUDGETS = st.integers(1, MAX_WINDOW), st.none() | st.integers(1, MAX_BU
     | st.builds(Nearest, WINDOWS, budget=BUDGETS)
     | st.builds(Mixed, WINDOWS, WINDOWS, budget=BUDGETS)
     | st.builds(Session, WINDOWS, budget=BUDGETS)
+    | st.sets(WINDOWS, min_size=1, max_size=7).map(lambda steps: Ladder(tuple(sorted(steps))))
 )
 def test_every_policy_is_parsed_back_from_its_name(policy):
     assert parse_policy(policy.name) == policy
@@ -113,7 +159,7 @@ def test_only_policies_that_go_by_vectors_depend_on_facts_saved_later():
 
 
 def test_only_prefix_is_positional_and_only_preamble_and_preceding_stand_behind_the_neutral_preamble():
-    policies = [NONE, PREAMBLE, PREFIX, DEFAULT_POLICY]
+    policies = [NONE, PREAMBLE, PREFIX, Preceding()]
     assert [p.positional for p in policies] == [False, False, True, False]
     assert [p.neutral for p in policies] == [False, True, False, True]
 

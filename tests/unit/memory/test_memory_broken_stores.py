@@ -71,7 +71,7 @@ def test_facts_that_came_before_the_disk_was_full_are_found_though_their_vectors
 
 def test_encoding_waits_for_a_disk_with_room(opened, home):
     engine = StandIn(home)
-    memory = opened(engine)
+    memory = opened(engine, policy="preamble")
     memory.encoder.pause()
     facts = memory.add(["one", "two"], user_id="alice").facts
     with full_disk():
@@ -189,7 +189,7 @@ def test_what_a_process_killed_in_a_deletion_left_is_erased_at_the_next_opening(
 
 
 def test_what_a_live_process_is_erasing_is_left_to_it(opened, home):
-    with opened(StandIn(home)) as memory:
+    with opened(StandIn(home), policy="preamble") as memory:
         (fact,) = memory.add("forget me", user_id="alice").facts
         memory.flush(20)
         with memory.store.transaction() as tx:

@@ -124,12 +124,15 @@ def test_a_chunk_of_a_revision_that_was_just_replaced_is_not_used_for_the_text_r
     encoding.flush(20)
     handle = encoding.recall("dog", user_id="alice")
     assert set(engine.resolver.resolve([handle], None).keys) == {fact.id}
-    lookup = encoding.ledger.lookup
+    lookup = encoding.ledger.lookup_all
 
     def updated_meanwhile(*arguments):
-        return {fact_id: replace(ref, revision=ref.revision + 1) for fact_id, ref in lookup(*arguments).items()}
+        return {
+            fact_id: {name: replace(ref, revision=ref.revision + 1) for name, ref in refs.items()}
+            for fact_id, refs in lookup(*arguments).items()
+        }
 
-    monkeypatch.setattr(encoding.ledger, "lookup", updated_meanwhile)
+    monkeypatch.setattr(encoding.ledger, "lookup_all", updated_meanwhile)
     assert engine.resolver.resolve([handle], None).keys == {}
 
 

@@ -110,7 +110,7 @@ def test_without_a_profile_one_warning_is_given_and_the_setting_counts(tuned, mo
         assert [refreshed(memory) for _ in range(3)] == [2, 2, 2]
     assert [record.message for record in caplog.records if "auto" in record.message] == [
         "refresh='auto' goes by a quality profile, and there is none of this model and policy (policy "
-        "preceding:5:fact). The default refresh is used. inferscale tune --write measures one."
+        "ladder:3:8:20). The default refresh is used. inferscale tune --write measures one."
     ]
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from inferscale_memory import ConfigError
 from inferscale_memory.config import Settings, load_settings
+from inferscale_memory.encoding.policies import parse_policy, rungs_of
 from inferscale_memory.quality import PRESETS, Quality
 from inferscale_memory.quality.presets import MEASURED
 from tests.unit.memory.conftest import empty_database, opened  # noqa: F401  # fixtures
@@ -41,8 +42,11 @@ def test_exact_prefills_every_fact_balanced_a_few_and_fast_none(alice):
     assert 0 < found["balanced"] < 9
 
 
-def test_a_preset_keeps_the_default_policy(opened):  # noqa: F811
-    assert {opened(quality=word).policy.name for word in PRESETS} == {DEFAULTS["policy"].default}
+def test_no_preset_needs_a_chunk_that_the_default_policy_does_not_make(opened):  # noqa: F811
+    default = DEFAULTS["policy"].default
+    named = {word: opened(quality=word).policy.name for word in PRESETS}
+    assert named == {"exact": default, "balanced": default, "fast": "nearest:8"}
+    assert named["fast"] in [rung.name for rung in rungs_of(parse_policy(default))], "its chunks are there already"
 
 
 def test_without_a_word_the_library_s_defaults_count(alice):
