@@ -160,7 +160,7 @@ def test_a_fact_that_is_not_encoded_stops_the_measurement(
     bench: Workbench, data: DataSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = bench._opened["none"].memory
-    monkeypatch.setattr(memory.ledger, "lookup", lambda *_: {})
+    monkeypatch.setattr(memory.ledger, "lookup_all", lambda *_: {})
     with pytest.raises(EngineError, match=r"with 4 facts and none, refresh 0 is not injected whole: not_encoded"):
         bench.plan(data.questions[0], K, Setting("none", 0))
 
