@@ -21,6 +21,7 @@ from rich.table import Table
 from inferscale_memory.bench.facts import make_facts
 from inferscale_memory.bench.prompts import check_encoded, check_whole, conversation
 from inferscale_memory.errors import EngineError, UnsupportedModelError
+from inferscale_memory.quality import Refresh
 from inferscale_memory.throwaway import throwaway_home
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Bench:
         with progress("encoding facts") as bar:
             check_encoded(self.memory.flush(progress=bar, **scope))
 
-    def plan(self, question: str, k: int, refresh: int | None = None) -> Plan:
+    def plan(self, question: str, k: int, refresh: Refresh | None = None) -> Plan:
         """The plan of a question with ``k`` facts, see ``messages``.
 
         Raises:
@@ -72,7 +73,7 @@ class Bench:
         plan = self.engine.plan(self.messages(question, k, refresh), max_tokens=1, user_id=USER)
         return check_whole(plan, f"the prompt of {k} facts")
 
-    def messages(self, question: str, k: int, refresh: int | None = None) -> list[dict[str, str]]:
+    def messages(self, question: str, k: int, refresh: Refresh | None = None) -> list[dict[str, str]]:
         """Recall ``k`` facts and put their handle into the system message; plain messages for 0.
 
         ``refresh`` of them are prefilled as text, by default as many as the settings say.
