@@ -79,9 +79,10 @@ class Settings(BaseSettings):
     )
     k: int = Field(10, ge=1, description="Facts recalled per question.")
     refresh: RefreshField = Field(
-        0,
+        "best",
         description="How many best-ranked facts are prefilled as text behind the others: a number, all (plain prompt "
-        "injection), or auto (as few as the profile allows that inferscale tune has measured).",
+        "injection), best (one, where 10 or more were found), or auto (as few as the profile allows that inferscale "
+        "tune has measured).",
     )
     quality: Quality | None = Field(
         None,
