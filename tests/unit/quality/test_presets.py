@@ -52,7 +52,14 @@ def test_no_preset_needs_a_chunk_that_the_default_policy_does_not_make(opened): 
 def test_without_a_word_the_library_s_defaults_count(alice):
     memory = alice()
     assert memory.settings.quality is None
-    assert refreshed(memory) == DEFAULTS["refresh"].default
+    assert refreshed(memory) == 0
+
+
+@pytest.mark.parametrize(("facts", "one"), [(9, 0), (10, 1), (50, 1)])
+def test_the_default_refreshes_the_best_fact_where_ten_or_more_were_found(opened, facts, one):  # noqa: F811
+    memory = opened()
+    memory.add([f"dog number {n}" for n in range(facts)], user_id="alice")
+    assert memory.explain(memory.recall("dog", facts, user_id="alice")).refresh == one
 
 
 def test_refresh_of_a_call_goes_before_the_preset(alice):
@@ -111,5 +118,5 @@ def test_all_is_a_refresh_of_settings_and_calls(alice, monkeypatch):
 @pytest.mark.parametrize("given", ["-1", "some", "1.5"])
 def test_a_refresh_that_is_none_is_refused_in_settings(given, monkeypatch):
     monkeypatch.setenv("INFERSCALE_REFRESH", given)
-    with pytest.raises(ConfigError, match=f"INFERSCALE_REFRESH='{given}' cannot be used: .*'all' or 'auto'"):
+    with pytest.raises(ConfigError, match=f"INFERSCALE_REFRESH='{given}' cannot be used: .*'all', 'auto' or 'best'"):
         load_settings()
