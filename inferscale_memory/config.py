@@ -65,7 +65,7 @@ class Settings(BaseSettings):
     )
     index: str = Field("auto", min_length=1, description="Vector index: auto, torch or faiss.")
     policy: str = Field(
-        "ladder:3:8:20",
+        "preceding:5:fact",
         min_length=1,
         description="What a fact is encoded behind: none, preamble, prefix, preceding:N:fact, preceding:N:turn, "
         "nearest:N, mixed:N:M or session:N, where a budget of tokens may follow, as in nearest:10:400t; or ladder:N:M, "
@@ -79,10 +79,9 @@ class Settings(BaseSettings):
     )
     k: int = Field(10, ge=1, description="Facts recalled per question.")
     refresh: RefreshField = Field(
-        "best",
+        0,
         description="How many best-ranked facts are prefilled as text behind the others: a number, all (plain prompt "
-        "injection), best (one, where 10 or more were found), or auto (as few as the profile allows that inferscale "
-        "tune has measured).",
+        "injection), or auto (as few as the profile allows that inferscale tune has measured).",
     )
     quality: Quality | None = Field(
         None,

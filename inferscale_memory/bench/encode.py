@@ -216,7 +216,7 @@ def _sizes(memory: Any, user: str, count: int) -> tuple[float, float]:
 
 def _saving(bench: Bench, user: str, k: int, repeat: int) -> Saving:
     """What each of ``k`` facts adds to the time to the first token, prefilled and injected; shuffled, medians."""
-    handle = bench.memory.recall(QUESTION, k=k, refresh=0, user_id=user)
+    handle = bench.memory.recall(QUESTION, k=k, user_id=user)
     plan = bench.engine.plan(conversation(QUESTION, handle), max_tokens=1, user_id=user)
     check_whole(plan, f"a prompt of {k} facts")
     if len(handle.facts) != k:

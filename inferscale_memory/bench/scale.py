@@ -158,7 +158,7 @@ def _scheduling(bench: Bench, plan: Plan) -> float:
 
 
 def _planning(bench: Bench, k: int) -> float:
-    messages = conversation(QUESTION, bench.memory.recall(QUESTION, k=k, refresh=0, user_id=USER))
+    messages = conversation(QUESTION, bench.memory.recall(QUESTION, k=k, user_id=USER))
     return _timed(lambda: bench.engine.plan(messages, max_tokens=1, user_id=USER))
 
 

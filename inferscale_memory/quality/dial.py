@@ -12,7 +12,7 @@ from inferscale_memory.config import Settings
 from inferscale_memory.errors import InferScaleError, StoreError
 from inferscale_memory.quality.curves import choose_refresh
 from inferscale_memory.quality.profile import Profile, Profiles, read_profiles
-from inferscale_memory.quality.refresh import Refresh, best_of, check_refresh
+from inferscale_memory.quality.refresh import Refresh, check_refresh
 from inferscale_memory.quality.targets import TtftBudget
 
 if TYPE_CHECKING:
@@ -71,8 +71,6 @@ class Dial:
             wanted = self._settings.refresh
             if wanted == "auto":
                 wanted = Settings.model_fields["refresh"].default
-        if wanted == "best":
-            return best_of(len(found))
         return len(found) if isinstance(wanted, str) else min(wanted, len(found))
 
     def _tokens(self, fact: Fact, profile: Profile) -> float:

@@ -8,18 +8,10 @@ from pydantic import BeforeValidator
 
 from inferscale_memory.errors import InvalidInputError
 
-Refresh = int | Literal["all", "auto", "best"]
-"""A number of facts; ``"all"``, plain prompt injection; ``"auto"``, as few as the profile of the model allows; or
-``"best"``, the default: the best-ranked fact where ``BEST_FROM`` or more were found, else none."""
-BEST_FROM = 10
-"""Facts from which on ``"best"`` refreshes one: with few, it would be a large part of what injecting spares."""
+Refresh = int | Literal["all", "auto"]
+"""A number of facts; ``"all"``, plain prompt injection; or ``"auto"``, as few as the profile of the model allows."""
 
-_WORDS = ("all", "auto", "best")
-
-
-def best_of(found: int) -> int:
-    """How many facts ``"best"`` refreshes of so many."""
-    return 1 if found >= BEST_FROM else 0
+_WORDS = ("all", "auto")
 
 
 def check_refresh(given: object) -> Refresh:
@@ -32,7 +24,7 @@ def check_refresh(given: object) -> Refresh:
         return given  # type: ignore[return-value]
     if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
         return given
-    raise InvalidInputError(f"refresh is {given!r}; wanted a number of facts, 0 to k, or 'all', 'auto' or 'best'.")
+    raise InvalidInputError(f"refresh is {given!r}; wanted a number of facts, 0 to k, or 'all' or 'auto'.")
 
 
 def parse_refresh(given: object) -> Refresh:
@@ -47,5 +39,5 @@ def parse_refresh(given: object) -> Refresh:
     return check_refresh(given)
 
 
-RefreshField = Annotated[int | Literal["all", "auto", "best"], BeforeValidator(parse_refresh)]
+RefreshField = Annotated[int | Literal["all", "auto"], BeforeValidator(parse_refresh)]
 """For fields of pydantic models."""

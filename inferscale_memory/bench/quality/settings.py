@@ -9,14 +9,11 @@ from typing import Final, Literal
 from inferscale_memory.config import Settings, load_settings
 from inferscale_memory.encoding.policies import parse_policy
 from inferscale_memory.errors import InvalidInputError
-from inferscale_memory.quality.refresh import best_of
 
 DEFAULT = "default"
 ALL: Final = "k"
 """As a refresh: every fact, which is plain prompt injection."""
-BEST: Final = "best"
-"""As a refresh: one fact where there are enough, else none; the library's default."""
-Refresh = int | Literal["k", "best"]
+Refresh = int | Literal["k"]
 
 
 @dataclass(frozen=True)
@@ -28,8 +25,6 @@ class Setting:
 
     def refreshed(self, k: int) -> int:
         """How many of ``k`` facts are prefilled."""
-        if self.refresh == BEST:
-            return best_of(k)
         return k if self.refresh == ALL else min(int(self.refresh), k)
 
     @property
@@ -49,7 +44,7 @@ def default_setting() -> Setting:
     refresh = settings.refresh
     if refresh == "auto":  # as a memory does that no profile was measured for
         refresh = Settings.model_fields["refresh"].default
-    return Setting(parse_policy(settings.policy).name, ALL if refresh == "all" else refresh)
+    return Setting(parse_policy(settings.policy).name, ALL if isinstance(refresh, str) else refresh)
 
 
 def parse_settings(policies: Sequence[str], refreshes: Sequence[str]) -> list[Setting]:
@@ -84,10 +79,6 @@ def _refresh(text: str) -> Refresh:
     wanted = text.strip()
     if wanted == ALL:
         return "k"
-    if wanted == BEST:
-        return "best"
     if not (wanted.isascii() and wanted.isdigit()):
-        raise InvalidInputError(
-            f"refresh {text!r} is neither a number of facts nor {ALL!r} for all of them nor {BEST!r}."
-        )
+        raise InvalidInputError(f"refresh {text!r} is neither a number of facts nor {ALL!r} for all of them.")
     return int(wanted)

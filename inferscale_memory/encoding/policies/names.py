@@ -11,8 +11,8 @@ from inferscale_memory.encoding.policies.similar import Mixed, Nearest
 from inferscale_memory.encoding.policies.windows import NONE, PREAMBLE, PREFIX, Preceding, Session
 from inferscale_memory.errors import InvalidInputError
 
-DEFAULT_POLICY = Ladder()
-"""Four chunks of each fact: behind none, 3, 8 and 20 of its nearest facts."""
+DEFAULT_POLICY = Preceding()
+"""Five preceding facts."""
 
 _WRITTEN = re.compile(
     r"(?P<kind>[a-z]+)(?::(?P<colons>[^()\s]+)|\((?P<call>[^():]+)\))?",
@@ -46,7 +46,7 @@ def parse_policy(text: str | Policy | None) -> Policy:
             ``"nearest:5"``, ``"mixed:5:3"`` (five nearest, three preceding), ``"session:5"``, or ``"ladder:3:8:20"``
             (a chunk behind none, 3, 8 and 20 nearest each); all but the first three and the last also with a budget
             of tokens at the end, ``"nearest:10:400t"``; or written as a call, ``"nearest(10, 400t)"``. None is the
-            default; a policy comes back as it is.
+            default, ``preceding:5:fact``; a policy comes back as it is.
 
     Raises:
         InvalidInputError: the text is none of these, or a number is out of range.

@@ -35,8 +35,8 @@ def test_quality_is_the_memory_s(run: Run, memory: FakeMemory, engine: Any, verb
 @pytest.mark.parametrize(
     ("option", "value", "said"),
     [
-        ("--refresh", "-1", "'all', 'auto' or 'best'"),
-        ("--refresh", "few", "'all', 'auto' or 'best'"),
+        ("--refresh", "-1", "'all' or 'auto'"),
+        ("--refresh", "few", "'all' or 'auto'"),
         ("--quality", "best", "balanced"),
     ],
 )

@@ -69,14 +69,18 @@ BEFORE = Before(
 )
 
 
-def test_the_default_is_a_ladder_of_four_chunks():
-    assert parse_policy(None) == DEFAULT_POLICY == Ladder((3, 8, 20))
-    assert [rung.name for rung in rungs_of(DEFAULT_POLICY)] == ["preamble", "nearest:3", "nearest:8", "nearest:20"]
+def test_the_default_is_five_preceding_facts():
+    assert parse_policy(None) == DEFAULT_POLICY == Preceding(5, "fact")
     assert parse_policy(Settings().policy) == DEFAULT_POLICY
 
 
+def test_a_ladder_has_a_chunk_behind_the_preamble_and_one_for_each_step():
+    assert parse_policy("ladder") == Ladder((3, 8, 20))
+    assert [rung.name for rung in rungs_of(Ladder())] == ["preamble", "nearest:3", "nearest:8", "nearest:20"]
+
+
 def test_a_place_takes_the_lowest_rung_with_at_least_as_many_facts_as_stand_before_it():
-    names = [wanted_at(DEFAULT_POLICY, place) for place in (0, 1, 3, 4, 8, 9, 20, 21, 400)]
+    names = [wanted_at(Ladder(), place) for place in (0, 1, 3, 4, 8, 9, 20, 21, 400)]
     small, middle, large = "nearest:3", "nearest:8", "nearest:20"
     assert names == ["preamble", small, small, middle, middle, large, large, large, large]
     assert wanted_at(Preceding(5), 7) == "preceding:5:fact", "a plain policy has one chunk for every place"
@@ -95,7 +99,7 @@ def test_a_place_takes_the_lowest_rung_with_at_least_as_many_facts_as_stand_befo
 def test_as_long_as_the_chunk_for_a_place_is_missing_the_next_larger_one_stands_in_else_the_next_smaller(
     there, place, chosen
 ):
-    assert chosen_at(DEFAULT_POLICY, place, {name: name for name in there.split()}) == chosen
+    assert chosen_at(Ladder(), place, {name: name for name in there.split()}) == chosen
 
 
 @pytest.mark.parametrize(

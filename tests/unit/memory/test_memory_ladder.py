@@ -1,4 +1,4 @@
-"""The default policy: several chunks of each fact, of which a prompt takes the one for the fact's place."""
+"""A ladder: several chunks of each fact, of which a prompt takes the one for the fact's place."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def profile(points: Sequence[Point] | None = None, **given: Any) -> Profile:
         points = [point(k, refresh) for k in (10, 50) for refresh in (0, 1, 3, k)]
     fields: dict[str, Any] = {
         "fingerprint": "f" * 64,
-        "policy": "ladder:3:8:20",
+        "policy": "preceding:5:fact",
         "model": "toy",
         "engine": "none",
         "measured_at": "2026-01-01T00:00:00+00:00",

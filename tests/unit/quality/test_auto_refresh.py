@@ -110,38 +110,37 @@ def test_without_a_profile_one_warning_is_given_and_the_setting_counts(tuned, mo
         assert [refreshed(memory) for _ in range(3)] == [2, 2, 2]
     assert [record.message for record in caplog.records if "auto" in record.message] == [
         "refresh='auto' goes by a quality profile, and there is none of this model and policy (policy "
-        "ladder:3:8:20). The default refresh is used. inferscale tune --write measures one."
+        "preceding:5:fact). The default refresh is used. inferscale tune --write measures one."
     ]
 
 
 def test_without_a_profile_a_setting_of_auto_is_the_library_s_default(tuned, monkeypatch):
     monkeypatch.setenv("INFERSCALE_REFRESH", "auto")
     memory = tuned()
-    assert refreshed(memory) == 1
-    assert refreshed(memory, k=9) == 0, "with fewer than ten facts none is refreshed"
+    assert refreshed(memory) == type(memory.settings).model_fields["refresh"].default
 
 
 def test_a_broken_profile_is_a_warning_and_no_error(tuned, caplog):
     memory = tuned()
     memory.settings.quality_file.write_text('{"version": 9}')
     with caplog.at_level(logging.WARNING):
-        assert refreshed(memory, k=9) == 0
+        assert refreshed(memory) == 0
     assert "quality.json cannot be used" in caplog.text
     assert "Delete it and run inferscale tune again" in caplog.text
 
 
 def test_a_profile_written_while_the_memory_is_open_is_seen(tuned):
     memory = tuned()
-    assert refreshed(memory, k=9) == 0
+    assert refreshed(memory) == 0
     write_profiles(memory.settings.quality_file, (profile(),))
-    assert refreshed(memory, k=9) == 1
+    assert refreshed(memory) == 1
     write_profiles(memory.settings.quality_file, (profile([point(10, 0), point(10, 5, kl=0.01), point(10, 10)]),))
     assert refreshed(memory) == 3
 
 
 def test_a_profile_of_another_policy_or_model_does_not_count(tuned, home):
-    assert refreshed(tuned(saved=profile(policy="preamble")), k=9) == 0
-    assert refreshed(tuned(StandIn(home), saved=profile()), k=9) == 0
+    assert refreshed(tuned(saved=profile(policy="preamble"))) == 0
+    assert refreshed(tuned(StandIn(home), saved=profile())) == 0
 
 
 def test_with_an_engine_the_model_s_own_tokens_are_counted(tuned, home, monkeypatch):
