@@ -1,4 +1,7 @@
-"""What ``quality="exact"``, ``"balanced"`` and ``"fast"`` stand for: the only place that says so."""
+"""What ``quality="exact"``, ``"balanced"`` and ``"fast"`` stand for: the only place that says so.
+
+What each of them was measured to cost, and how near it comes to a full prefill, is in ``docs/quality.md``.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +21,6 @@ class Preset(NamedTuple):
     refresh: Refresh
 
 
-class Measured(NamedTuple):
-    """What a preset was measured to cost: a row of ``inferscale bench quality``, and its time of ``bench ttft``.
-
-    ``kl`` is the mean KL divergence to full prefill in nats per answer token, ``top1`` the share of answer tokens whose
-    likeliest next token is the same, ``ttft_ratio`` the time to the first token over that of ``refresh=0``.
-    """
-
-    model: str
-    k: int
-    kl: float
-    top1: float
-    ttft_ratio: float
-
-
 PRESETS: Mapping[Quality, Preset] = MappingProxyType(
     {
         # Nothing is approximated: every fact is prefilled as text, which is prompt injection. The policy stays, so that
@@ -43,6 +32,3 @@ PRESETS: Mapping[Quality, Preset] = MappingProxyType(
         "fast": Preset(None, 0),
     }
 )
-
-# TO BE FILLED from docs/quality.md whenever a preset or the default policy changes; no row stands here unmeasured.
-MEASURED: Mapping[Quality, tuple[Measured, ...]] = MappingProxyType({"exact": (), "balanced": (), "fast": ()})

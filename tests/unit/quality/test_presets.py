@@ -9,7 +9,6 @@ import pytest
 from inferscale_memory import ConfigError
 from inferscale_memory.config import Settings, load_settings
 from inferscale_memory.quality import PRESETS, Quality
-from inferscale_memory.quality.presets import MEASURED
 from tests.unit.memory.conftest import empty_database, opened  # noqa: F401  # fixtures
 
 DEFAULTS = Settings.model_fields
@@ -32,7 +31,7 @@ def alice(opened):  # noqa: F811
 
 
 def test_every_word_has_a_preset_and_a_place_for_what_it_was_measured_to_cost():
-    assert set(get_args(Quality)) == set(PRESETS) == set(MEASURED)
+    assert set(get_args(Quality)) == set(PRESETS)
 
 
 def test_exact_prefills_every_fact_balanced_a_few_and_fast_none(alice):
