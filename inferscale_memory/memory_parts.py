@@ -11,27 +11,31 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from sqlalchemy import Engine
-from sqlalchemy.engine import make_url
-
 from inferscale_memory import metrics
 from inferscale_memory.ahead import FetchAhead, Wanted
 from inferscale_memory.config import Settings, load_settings, unknown_variables
 from inferscale_memory.contexts import MemoryContexts
-from inferscale_memory.db import open_database
 from inferscale_memory.encoding.encoder import BackgroundEncoder
 from inferscale_memory.encoding.encoders import Encoders
 from inferscale_memory.encoding.ledger import ChunkLedger
 from inferscale_memory.encoding.pacing import Pace
 from inferscale_memory.encoding.policies import Policy, parse_policy, rungs_of
 from inferscale_memory.encoding.purge import purge
-from inferscale_memory.errors import ConfigError, StoreError
+from inferscale_memory.errors import StoreError
 from inferscale_memory.facts import FactExtractor, FactStore
-from inferscale_memory.handles import SECRET_VARIABLE, HandleBook, SecretRing
+from inferscale_memory.handles import HandleBook
 from inferscale_memory.kv.store import ChunkStore
 from inferscale_memory.migrations import upgrade
 from inferscale_memory.models import resolve_model
 from inferscale_memory.opened import note_opened, place_of
+from inferscale_memory.opening import (
+    check_embedder,
+    check_index,
+    check_same_folder,
+    is_embedder,
+    load_secrets,
+    open_folder_database,
+)
 from inferscale_memory.order import PlacedFacts
 from inferscale_memory.quality import Quality
 from inferscale_memory.quality.dial import Dial
@@ -44,7 +48,6 @@ from inferscale_memory.retrieval import (
     VectorIndex,
     open_index,
 )
-from inferscale_memory.retrieval.factory import INDEX_KINDS
 from inferscale_memory.scope import Scope
 
 if TYPE_CHECKING:
@@ -81,9 +84,9 @@ class MemoryParts:
         self.settings: Settings = load_settings(home, database_url=database_url, quality=quality)
         _warn_of_unknown_variables()
         if engine is not None:
-            _check_same_folder(engine.settings.kv_folder, self.settings.kv_folder)
-        _check_embedder(embedder)
-        _check_index(index or self.settings.index)
+            check_same_folder(engine.settings.kv_folder, self.settings.kv_folder)
+        check_embedder(embedder)
+        check_index(index or self.settings.index)
         self.policy = parse_policy(policy or self.settings.policy)
         self._extractor, self._embedder, self._index = extractor, embedder, index
         self._retriever: Retriever | None = None
@@ -96,14 +99,14 @@ class MemoryParts:
         self.encoder: Encoders | None = None
         self._resolver: MemoryResolver | None = None
         self._ahead: FetchAhead | None = None
-        self._database = _open(self.settings)
+        self._database = open_folder_database(self.settings)
         try:
             upgrade(self._database)
             self.store = FactStore(self._database)
             self.contexts = MemoryContexts(self.store, lambda: self.retriever)
             self.ledger = ChunkLedger(self._database)
             self.chunks = ChunkStore(self.settings.kv_folder, world=1 if engine is None else engine.world)
-            self._secrets = _secrets(secret, self.settings)
+            self._secrets = load_secrets(secret, self.settings)
             self.handles = HandleBook(self._database, self._secrets, ttl=timedelta(seconds=self.settings.handle_ttl))
             self._tidy()
             self.dial = Dial(self.settings, self.policy.name)
@@ -173,7 +176,7 @@ class MemoryParts:
         given = self._embedder
         if given is None or isinstance(given, str):
             return SentenceTransformerEmbedder(resolve_model(given or self.settings.embedder, home=self.settings.home))
-        if _is_embedder(given):
+        if is_embedder(given):
             return cast(Embedder, given)
         return CallableEmbedder(cast(Callable[[list[str]], Any], given))
 
@@ -255,59 +258,6 @@ class MemoryParts:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _open(settings: Settings) -> Engine:
-    """Make the memory's folder and open its database."""
-    try:
-        settings.memory_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError(
-            f"the memory's folder {settings.memory_folder} cannot be made: {error.strerror or error}. "
-            "Give home= (or INFERSCALE_HOME) a folder that can be written."
-        ) from error
-    database = open_database(settings.database)
-    if database.dialect.name == "sqlite" and make_url(settings.database).database in (None, "", ":memory:"):
-        raise ConfigError(
-            "a SQLite database in memory is a different one in every thread. Leave database_url out and give home= a "
-            "temporary folder."
-        )
-    return database
-
-
-def _secrets(given: bytes | None, settings: Settings) -> SecretRing:
-    if given is not None:
-        return SecretRing(given)
-    named = {} if settings.secret is None else {SECRET_VARIABLE: settings.secret.get_secret_value()}
-    return SecretRing.load(settings.memory_folder, named)
-
-
-def _check_same_folder(engine: Path, memory: Path) -> None:
-    """The engine's workers write chunks where the memory looks for them, through symbolic links or not."""
-    if engine.resolve() != memory.resolve():
-        raise ConfigError(
-            f"the engine keeps its KV in {engine}, this memory in {memory}: give both the same home, or leave the "
-            "memory's out."
-        )
-
-
-def _check_embedder(given: object) -> None:
-    if not (given is None or isinstance(given, str) or _is_embedder(given) or callable(given)):
-        raise ConfigError(
-            f"embedder is a {type(given).__name__}; give a function from texts to vectors, an object with embed(), or "
-            "the name of a model."
-        )
-
-
-def _check_index(given: object) -> None:
-    """Refuse a name that no index has now, not at the first question."""
-    if isinstance(given, str) and given not in INDEX_KINDS:
-        raise ConfigError(f"no vector index is called {given!r}; want one of {', '.join(INDEX_KINDS)}.")
-
-
-def _is_embedder(given: object) -> bool:
-    # Not isinstance: that reads id and dim, for which an embedder may have to load its model.
-    return callable(getattr(given, "embed", None))
 
 
 def _warn_of_unknown_variables() -> None:
