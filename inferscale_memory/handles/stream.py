@@ -7,9 +7,11 @@ from typing import Any
 
 from inferscale_memory.handles.text import strip_handles
 
-_SPELLED = re.compile(r"⟦kv:[A-Za-z]*⟧")
-# What may still become a handle when the next piece comes.
-_OPEN = re.compile(r"⟦(?:k(?:v(?::[A-Za-z]*)?)?)?\Z")
+# Handles, and openings that something else than a handle's letters follows: what follows may be removed itself, and
+# the opening's end come after it.
+_SPELLED = re.compile(r"⟦kv:[A-Za-z]*(?:⟧|(?=[^A-Za-z⟧]))")
+# What may still become a handle when the next piece comes; beginnings before it too, for the same reason.
+_OPEN = re.compile(r"(?:⟦(?:kv?)?)*⟦(?:k(?:v(?::[A-Za-z]*)?)?)?\Z")
 _CUT = re.compile(r"⟦kv:[A-Za-z]*\Z")
 
 
@@ -27,7 +29,9 @@ class HandleFilter:
         """The part of the text so far that can be given out now."""
         if not self._held and "⟦" not in piece:
             return piece
-        text = _SPELLED.sub("", self._held + piece)
+        text, removed = _SPELLED.subn("", self._held + piece)
+        while removed:  # removing one may have made another; each pass leaves less
+            text, removed = _SPELLED.subn("", text)
         open_end = _OPEN.search(text)
         cut = len(text) if open_end is None else open_end.start()
         self._held = text[cut:]

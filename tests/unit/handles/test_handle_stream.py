@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,10 +25,20 @@ def test_however_a_text_is_cut_the_same_comes_out_and_no_handle_is_in_it(parts: 
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     out = filtered(pieces)
-    assert find_handles(out) == [] or find_handles(text) != []
+    assert find_handles(out) == []
     assert TOKEN not in out
     if strip_handles(text) == text:
         assert out == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["⟦kv:k⟦kv:⟧⟧", "⟦⟦kv:x⟧kv:abcdefgh⟧", "⟦k⟦kv:x⟧v:abcdefgh⟧", "⟦kv:ab⟦kv:x⟧cdefgh⟧", "⟦⟦⟦kv:a⟧kv:b⟧kv:c⟧"],
+)
+def test_what_is_left_when_a_handle_inside_a_handle_is_removed_is_none_either(text: str) -> None:
+    for cut in range(len(text) + 1):
+        assert find_handles(filtered([text[:cut], text[cut:]])) == []
+    assert find_handles(filtered(list(text))) == []
 
 
 def test_text_without_a_handle_is_given_out_at_once() -> None:
