@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 from inferscale_memory import metrics
 from inferscale_memory.ahead import Wanted
-from inferscale_memory.encoding.policies import chosen_at, rungs_of, wanted_at
+from inferscale_memory.encoding.policies import chosen_at, chunk_policies, wanted_at
 from inferscale_memory.errors import InferScaleError, InvalidInputError
 from inferscale_memory.facts import ItemError
 from inferscale_memory.handle import ExplainedFact, Explanation, Handle, Handles
 from inferscale_memory.memory_encoding import MemoryEncoding
 from inferscale_memory.order import Order, check_order
-from inferscale_memory.quality import Refresh
+from inferscale_memory.quality import Refresh, check_refresh
 from inferscale_memory.retrieval import Question, ScoredFact
 from inferscale_memory.scope import Scope
 from inferscale_memory.text import preview
@@ -24,6 +24,23 @@ logger = logging.getLogger(__name__)
 
 MAX_K = 10_000
 REMEMBERED_SCORES = 1_000
+
+
+def is_count(k: object) -> bool:
+    """Whether it is a number of facts that can be recalled."""
+    return isinstance(k, int) and not isinstance(k, bool) and 1 <= k <= MAX_K
+
+
+def check_options(k: object, refresh: object) -> None:
+    """Refuse options of a wrapper that recalls when they are given, not at the first question; None is the memory's.
+
+    Raises:
+        InvalidInputError: one is out of range.
+    """
+    if k is not None and not is_count(k):
+        raise InvalidInputError(f"k is {k!r}; wanted a number of facts, 1 to {MAX_K:,}, or None.")
+    if refresh is not None:
+        check_refresh(refresh)
 
 
 class _Naming(NamedTuple):
@@ -160,8 +177,7 @@ class MemoryFinding(MemoryEncoding):
         found = {fact_id: fact for fact_id, fact in stored.items() if record.scope.covers(fact.scope)}
         keys: dict[str, str] = {}
         if self.engine is not None:
-            names = [rung.name for rung in rungs_of(self.policy)]
-            refs = self.ledger.lookup_all(list(found), self.engine.fingerprint, names)
+            refs = self.ledger.lookup_all(list(found), self.engine.fingerprint, chunk_policies(self.policy))
             placed = [fact_id for fact_id, _ in record.facts if fact_id in refs]
             keys = {fact_id: chosen_at(self.policy, at, refs[fact_id]).key for at, fact_id in enumerate(placed)}
         scores = self._scores_of(str(handle))
@@ -184,7 +200,7 @@ class MemoryFinding(MemoryEncoding):
 
     def _wanted(self, k: int | None) -> int:
         wanted = self.settings.k if k is None else k
-        if not isinstance(wanted, int) or isinstance(wanted, bool) or not 1 <= wanted <= MAX_K:
+        if not is_count(wanted):
             raise InvalidInputError(f"k is {wanted!r}; wanted the number of facts, 1 to {MAX_K:,}.")
         return wanted
 

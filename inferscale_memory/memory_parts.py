@@ -19,7 +19,7 @@ from inferscale_memory.encoding.encoder import BackgroundEncoder
 from inferscale_memory.encoding.encoders import Encoders
 from inferscale_memory.encoding.ledger import ChunkLedger
 from inferscale_memory.encoding.pacing import Pace
-from inferscale_memory.encoding.policies import Policy, parse_policy, rungs_of
+from inferscale_memory.encoding.policies import Policy, chunk_policies, parse_policy, rungs_of
 from inferscale_memory.encoding.purge import purge
 from inferscale_memory.errors import StoreError
 from inferscale_memory.facts import FactExtractor, FactStore
@@ -154,8 +154,7 @@ class MemoryParts:
 
     def _chunk_keys(self, fingerprint: str, facts: Sequence[Wanted]) -> dict[str, str]:
         """Keys of the chunks that are wanted, by fact id; of facts that have them."""
-        names = [rung.name for rung in rungs_of(self.policy)]
-        found = self.ledger.lookup_all([fact.fact_id for fact in facts], fingerprint, names)
+        found = self.ledger.lookup_all([fact.fact_id for fact in facts], fingerprint, chunk_policies(self.policy))
         return {
             fact.fact_id: found[fact.fact_id][fact.policy].key
             for fact in facts

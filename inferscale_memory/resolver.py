@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from inferscale_memory import metrics
 from inferscale_memory.encoding.ledger import ChunkLedger, ChunkRef
-from inferscale_memory.encoding.policies import Policy, chosen_at, rungs_of
+from inferscale_memory.encoding.policies import Policy, chosen_at, chunk_policies
 from inferscale_memory.errors import HandleError
 from inferscale_memory.facts import Fact, FactStore
 from inferscale_memory.handles import HandleBook, HandleRecord, SecretRing
@@ -95,7 +95,7 @@ class MemoryResolver:
 
     def _refs(self, facts: Sequence[Fact], placed: Sequence[PromptFact]) -> dict[str, dict[str, ChunkRef]]:
         """Chunks of each encoded fact by policy; one of another revision, updated since the text was read, is none."""
-        names = [rung.name for rung in rungs_of(self._policy)]
+        names = chunk_policies(self._policy)
         found = self._ledger.lookup_all([fact.id for fact in facts], self._engine.fingerprint, names)
         refs: dict[str, dict[str, ChunkRef]] = {}
         for fact, place in zip(facts, placed, strict=False):  # the refreshed ones follow

@@ -185,19 +185,26 @@ def fresh_salt() -> str:
 
 
 @contextmanager
+def unless_set(variable: str, value: str) -> Iterator[None]:
+    """Set an environment variable for the length of the block, unless it is set."""
+    if variable in os.environ:
+        yield
+        return
+    os.environ[variable] = value
+    try:
+        yield
+    finally:
+        del os.environ[variable]
+
+
+@contextmanager
 def cpu_cache(wanted_bytes: int) -> Iterator[None]:
     """Have vLLM's cache on a CPU hold ``wanted_bytes``, at least 4 GiB, unless ``VLLM_CPU_KVCACHE_SPACE`` is set.
 
     Where the cache is too small, users push each other's blocks out and every condition is measured at its worst.
     """
-    if _CPU_CACHE in os.environ:
+    with unless_set(_CPU_CACHE, str(max(4, -(-wanted_bytes // (1 << 30))))):
         yield
-        return
-    os.environ[_CPU_CACHE] = str(max(4, -(-wanted_bytes // (1 << 30))))
-    try:
-        yield
-    finally:
-        del os.environ[_CPU_CACHE]
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:

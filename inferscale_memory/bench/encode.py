@@ -242,7 +242,7 @@ def _seconds(bench: Bench, plan: Plan, *, inject: bool) -> float:
     output = bench.engine.generate(plan, inject=inject, salt=fresh_salt(), detokenize=False)
     seconds = time.perf_counter() - start
     kv = bench.engine.accounting(output)
-    wanted = plan.inject[-1].end if inject else 0
+    wanted = plan.injectable if inject else 0
     if (kv.injected, kv.local_hit) != (wanted, 0):
         raise EngineError(f"a prompt had {kv.as_dict()}, wanted {wanted} tokens injected.")
     return seconds

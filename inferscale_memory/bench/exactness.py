@@ -144,7 +144,7 @@ def compare(engine: Any, messages: Sequence[dict[str, str]], **scope: str) -> Co
     cold = _first_token(engine, plan, salt, inject=False, injected=0, hit=0)
     blocks = (len(plan.token_ids) - 1) // engine.block_size
     hit = _first_token(engine, plan, salt, inject=False, injected=0, hit=blocks * engine.block_size)
-    injected = _first_token(engine, plan, fresh_salt(), inject=True, injected=plan.inject[-1].end, hit=0)
+    injected = _first_token(engine, plan, fresh_salt(), inject=True, injected=plan.injectable, hit=0)
     return Comparison(
         prompt_tokens=len(plan.token_ids),
         distance=float(np.abs(injected - cold).max()),

@@ -51,8 +51,8 @@ def scheduler_us(plan: Plan, root: Path, fingerprint: str, block_size: int, roun
         matched = side.matched_tokens(request, 0)
         side.after_alloc(request, blocks, matched)
         taken.append(time.perf_counter() - start)
-        if matched != plan.inject[-1].end:
-            raise EngineError(f"{matched} tokens of the plan are covered, wanted {plan.inject[-1].end}.")
+        if matched != plan.injectable:
+            raise EngineError(f"{matched} tokens of the plan are covered, wanted {plan.injectable}.")
         side.finished(request)
     return 1e6 * statistics.median(taken[1:])
 

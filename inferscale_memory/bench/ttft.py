@@ -178,7 +178,7 @@ def _case(bench: Bench, k: int) -> Case:
         )
     else:
         plan = default = balanced = bare_plan(engine, QUESTION)
-    injectable = plan.inject[-1].end if plan.inject else 0
+    injectable = plan.injectable
     ids, block = plan.token_ids, engine.block_size
     hit = round(injectable / block) * block
     hit_plan = replace(plan, token_ids=[*(ids + ids[:block])[:hit], *ids[injectable:]])
@@ -209,7 +209,8 @@ def _measure(bench: Bench, cases: Sequence[Case], repeat: int) -> None:
             if done > len(jobs):
                 case.seconds[name].append(seconds)
             if name in COLD:  # what it has dropped is wanted in the arena by the others
-                for plan in [plan for other in cases for plan in (other.plan, other.default, other.balanced)]:
+                plans = [plan for other in cases for plan in (other.plan, other.default, other.balanced)]
+                for plan in {tuple(plan.token_ids): plan for plan in plans}.values():
                     bench.engine.generate(plan, salt=fresh_salt())
             bar(done, len(jobs) + len(measured))
 
@@ -233,8 +234,7 @@ def _inject_from_disk(bench: Bench, case: Case) -> float:
 
 
 def _with(plan: Plan, bench: Bench, case: Case) -> float:
-    injectable = plan.inject[-1].end if plan.inject else 0
-    return _timed(bench, case, inject=True, salt=fresh_salt(), injected=injectable, hit=0, plan=plan)
+    return _timed(bench, case, inject=True, salt=fresh_salt(), injected=plan.injectable, hit=0, plan=plan)
 
 
 def _prefix_hit(bench: Bench, case: Case) -> float:
@@ -278,7 +278,7 @@ def _query(bench: Bench, case: Case) -> float:
     reply = bench.engine.chat(messages, max_tokens=1, temperature=0.0, **scope)
     taken = time.perf_counter() - start
     kv = reply["kv"]
-    wanted = case.default.inject[-1].end if case.default.inject else 0
+    wanted = case.default.injectable
     if kv["injected"] != wanted:
         raise EngineError(f"a question with {case.k} facts had {kv}, wanted {wanted} tokens injected.")
     return taken

@@ -7,7 +7,16 @@ from typing import Annotated
 import typer
 
 from inferscale_memory.cli import bench_load, bench_quality, bench_storage
-from inferscale_memory.cli.bench_options import FactTokens, JsonFile, PlotFile, call, check_writable, numbers, prepare
+from inferscale_memory.cli.bench_options import (
+    FactTokens,
+    JsonFile,
+    Ks,
+    PlotFile,
+    call,
+    check_writable,
+    numbers,
+    prepare,
+)
 from inferscale_memory.cli.options import Home, Model
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure: speed, size, exactness, and quality.")
@@ -15,7 +24,7 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure: sp
 
 @app.command("ttft", epilog="Example: inferscale bench ttft --k 0,10,50 --repeat 5 --json ttft.json --plot ttft.png")
 def ttft(
-    k: Annotated[str, typer.Option("--k", metavar="LIST", help="Numbers of facts, with commas.")] = "0,5,10,25,50,100",
+    k: Ks = "0,5,10,25,50,100",
     fact_tokens: FactTokens = 25,
     repeat: Annotated[int, typer.Option("--repeat", min=1, help="Runs of each; medians are reported.")] = 9,
     model: Model = None,
@@ -44,7 +53,7 @@ def exactness(model: Model = None, json: JsonFile = None, home: Home = None) -> 
 
 @app.command("session", epilog="Example: inferscale bench session --k 10,50 --repeat 3 --json session.json")
 def session(
-    k: Annotated[str, typer.Option("--k", metavar="LIST", help="Numbers of facts, with commas.")] = "10,50",
+    k: Ks = "10,50",
     facts: Annotated[int, typer.Option("--facts", min=1, help="Facts remembered.")] = 200,
     fact_tokens: Annotated[int, typer.Option("--fact-tokens", min=1, help="Length of a fact in tokens.")] = 25,
     repeat: Annotated[int, typer.Option("--repeat", min=1, help="Conversations of each kind.")] = 3,

@@ -17,6 +17,7 @@ JsonFile = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Write the rows as JSON; - is stdout, and nothing else.")
 ]
 PlotFile = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw the rows: .png, .svg or .pdf.")]
+Ks = Annotated[str, typer.Option("--k", metavar="LIST", help="Numbers of facts, with commas.")]
 FactTokens = Annotated[int, typer.Option("--fact-tokens", min=1, help="Length of a fact in tokens.")]
 Policy = Annotated[
     str | None,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from inferscale_memory.cli.bench_options import JsonFile, PlotFile, call, check_writable, numbers, prepare
+from inferscale_memory.cli.bench_options import JsonFile, Ks, PlotFile, call, check_writable, numbers, prepare
 from inferscale_memory.cli.options import Home, Model
 from inferscale_memory.errors import InvalidInputError
 
@@ -35,7 +35,7 @@ def quality(
     facts: Annotated[
         str, typer.Option("--facts", help="LoCoMo: remember the observations, or all turns.")
     ] = "observations",
-    k: Annotated[str, typer.Option("--k", metavar="LIST", help="Numbers of facts, with commas.")] = "10,50",
+    k: Ks = "10,50",
     policy: Annotated[
         str,
         typer.Option("--policy", metavar="LIST", help="What facts are encoded behind; default is the library's pair."),

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from inferscale_memory.cli.bench_options import JsonFile, Keep, PlotFile, call, check_writable, numbers, prepare
+from inferscale_memory.cli.bench_options import JsonFile, Keep, Ks, PlotFile, call, check_writable, numbers, prepare
 from inferscale_memory.cli.options import (
     DEFAULT_TENANT_ID,
     Agent,
@@ -42,7 +42,7 @@ def tune(
             help="Questions about the memory, one a line; else they are found in it, and need no answers either way.",
         ),
     ] = None,
-    k: Annotated[str, typer.Option("--k", metavar="LIST", help="Numbers of facts, with commas.")] = "10,50",
+    k: Ks = "10,50",
     policies: Annotated[
         str, typer.Option("--policies", metavar="LIST", help="Encoding policies; default is the one of the settings.")
     ] = "default",

@@ -8,7 +8,8 @@
 ``leases``    which encoding processes are alive
 ``jobs``      one fact through the engine, with retries
 ``encoder``   the background thread, ``flush``, parked facts (``_loop`` below it; ``pacing``: how often it re-encodes)
+``encoders``  one of them for each kind of chunk that a memory's facts have, as one
 ``purge``     deletes the files of tombstoned chunks
-``sources``   readers of existing files, for the offline encoder
+``sources``   readers of existing files, for the offline encoder (``entries``: what the fact store takes of them)
 ============= ==================================================================================
 """

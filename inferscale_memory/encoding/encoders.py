@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from inferscale_memory.encoding.encoder import BackgroundEncoder, EncoderStatus, FlushReport, Progress
 from inferscale_memory.encoding.records import ParkedFact
@@ -60,12 +60,12 @@ class Encoders:
         """See ``BackgroundEncoder.flush``. ``timeout`` is for all of them together."""
         deadline = None if timeout is None else time.monotonic() + timeout
         self.notify()
-        encoded = 0
+        reports = []
         for at, encoder in enumerate(self._encoders):
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            report = encoder.flush(left, scope, self._part(progress, at), given_up=given_up)
-            encoded = max(encoded, report.encoded)
-        return FlushReport(encoded, tuple(self.parked(scope)))
+            reports.append(encoder.flush(left, scope, self._part(progress, at), given_up=given_up))
+        parked = _once(fact for report in reports for fact in report.parked)
+        return FlushReport(max(report.encoded for report in reports), tuple(parked))
 
     def _part(self, progress: Progress | None, at: int) -> Progress | None:
         if progress is None or len(self._encoders) == 1:
@@ -77,8 +77,7 @@ class Encoders:
 
     def parked(self, scope: Scope | None = None) -> list[ParkedFact]:
         """See ``BackgroundEncoder.parked``; a fact of which several chunks failed is named once."""
-        found = {fact.fact_id: fact for encoder in self._encoders for fact in encoder.parked(scope)}
-        return sorted(found.values(), key=lambda fact: fact.at)
+        return _once(fact for encoder in self._encoders for fact in encoder.parked(scope))
 
     def retry_parked(self, scope: Scope | None = None) -> int:
         """See ``BackgroundEncoder.retry_parked``."""
@@ -97,3 +96,8 @@ class Encoders:
             reason=next((one.reason for one in found if one.reason is not None), None),
             stale=max(one.stale for one in found),
         )
+
+
+def _once(parked: Iterable[ParkedFact]) -> list[ParkedFact]:
+    """Each fact once, oldest failure first."""
+    return sorted({fact.fact_id: fact for fact in parked}.values(), key=lambda fact: fact.at)

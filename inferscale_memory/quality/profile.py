@@ -5,13 +5,14 @@ A file beside the database, keyed by model fingerprint and policy. It holds numb
 
 from __future__ import annotations
 
-import os
+import secrets
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from inferscale_memory.errors import StoreError
+from inferscale_memory.kv.files import make_private_dirs, write_atomically
 
 Metric = Literal["kl", "top1"]
 
@@ -114,13 +115,9 @@ def write_profiles(file: Path, new: tuple[Profile, ...]) -> None:
     """
     replaced = {(one.fingerprint, one.policy) for one in new}
     kept = [one for one in read_profiles(file).profiles if (one.fingerprint, one.policy) not in replaced]
-    text = Profiles(profiles=(*kept, *new)).model_dump_json(indent=1)
-    aside = file.with_name(f".{file.name}.{os.getpid()}.partial")
+    text = Profiles(profiles=(*kept, *new)).model_dump_json(indent=1) + "\n"
     try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        aside.write_text(text + "\n", encoding="utf-8")
-        aside.replace(file)
+        make_private_dirs(file.parent)
+        write_atomically([text.encode()], file.with_name(f".{file.name}.{secrets.token_hex(8)}.partial"), file)
     except OSError as error:
         raise StoreError(f"the quality profile {file} cannot be written: {error.strerror or error}.") from error
-    finally:
-        aside.unlink(missing_ok=True)

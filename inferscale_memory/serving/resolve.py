@@ -73,6 +73,11 @@ class Plan:
     dropped: tuple[str, ...] = ()
     cleaned: Any = None
 
+    @property
+    def injectable(self) -> int:
+        """Tokens of the prompt, from 0, that are to be injected."""
+        return self.inject[-1].end if self.inject else 0
+
 
 def make_plan(assembled: Assembled, resolution: Resolution, fingerprint: str, unsupported: str | None) -> Plan:
     """Decide which tokens of an assembled prompt may be injected.

@@ -7,8 +7,7 @@ from typing import Any
 
 from inferscale_memory import Memory
 from inferscale_memory.errors import ConfigError, InvalidInputError
-from inferscale_memory.memory import MAX_K
-from inferscale_memory.quality import check_refresh
+from inferscale_memory.memory_finding import check_options
 
 
 def reads_handles(model: Any) -> bool:
@@ -29,10 +28,7 @@ def check_arguments(memory: object, k: object, refresh: object, threshold: objec
     """
     if not isinstance(memory, Memory):
         raise ConfigError(f"memory is a {type(memory).__name__}; give the inferscale_memory.Memory of the engine.")
-    if k is not None and (not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= MAX_K):
-        raise InvalidInputError(f"k is {k!r}; wanted a number of facts, 1 to {MAX_K:,}, or None.")
-    if refresh is not None:
-        check_refresh(refresh)
+    check_options(k, refresh)
     if threshold is not None and not (isinstance(threshold, Real) and -1.0 <= float(threshold) <= 1.0):
         raise InvalidInputError(f"threshold is {threshold!r}; wanted a cosine in [-1, 1], or None.")
     if not isinstance(timeout, Real) or isinstance(timeout, bool) or not float(timeout) > 0:

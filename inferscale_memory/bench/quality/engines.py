@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inferscale_memory._extras import require
-from inferscale_memory.bench.common import open_engine
+from inferscale_memory.bench.common import open_engine, unless_set
 
 if TYPE_CHECKING:
     from inferscale_memory.serving.engine import LocalEngine
@@ -34,7 +33,9 @@ def open_forcing_engine(model: str, folder: Path, **options: Any) -> Iterator[Lo
     length = options.pop("max_model_len", None) or longest_prompt(model, folder)
     options = {"logits_processors": _processors(), **options}
     with (
-        _one_order_of_sums(),
+        # Else vLLM's CPU attention may share out the keys of a lone row between threads, depending on what else is in
+        # the step, and decoding then moves by more than what is measured here.
+        unless_set(_SPLIT, "0"),
         open_engine(model, folder, length, "be measured, it is not injected", **options) as engine,
     ):
         yield engine
@@ -58,19 +59,3 @@ def longest_prompt(model: str, home: Path) -> int:
     transformers = require("transformers", "cpu", "the local engine")
     config = transformers.AutoConfig.from_pretrained(resolve_model(model, home=home)).get_text_config()
     return min(LONGEST, int(getattr(config, "max_position_embeddings", None) or LONGEST))
-
-
-@contextmanager
-def _one_order_of_sums() -> Iterator[None]:
-    """Keep vLLM's CPU attention from sharing out the keys of a lone row between threads.
-
-    Whether it does depends on what else is in the step, and decoding then moves by more than what is measured here.
-    """
-    if _SPLIT in os.environ:
-        yield
-        return
-    os.environ[_SPLIT] = "0"
-    try:
-        yield
-    finally:
-        del os.environ[_SPLIT]

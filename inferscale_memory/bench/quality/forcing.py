@@ -67,7 +67,7 @@ def force(engine: Any, plan: Plan, answer: Sequence[int], *, inject: bool, salt:
     else:
         output, rows = _stepwise(engine, plan, answer, inject=inject, salt=salt)
     kv = engine.accounting(output)
-    wanted = plan.inject[-1].end if inject and plan.inject else 0
+    wanted = plan.injectable if inject else 0
     if kv.injected != wanted:
         raise EngineError(f"a prompt had {kv.as_dict()}, wanted {wanted} tokens injected.")
     return Forced(rows, tuple(answer), kv.injected, kv.prefilled)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from inferscale_memory.bench.panels import Line, Panel, draw
+from inferscale_memory.bench.quality.settings import Setting
 
 SMALLEST = 1e-6
 """KL below it is the engine's own noise, and has no place on a logarithmic axis."""
@@ -23,7 +24,7 @@ def plot_quality(result: Mapping[str, Any], file: Path) -> None:
     """
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in sorted(result["rows"], key=lambda row: row["k"]):
-        label = f"{row['policy']}, refresh {row['refresh']}{' (default)' if row['default'] else ''}"
+        label = f"{Setting(row['policy'], row['refresh']).name}{' (default)' if row['default'] else ''}"
         if row["kl"] > SMALLEST:
             groups.setdefault(label, []).append(row)
     kl = {label: _line(rows, "kl") for label, rows in groups.items()}

@@ -66,13 +66,23 @@ def parse_settings(policies: Sequence[str], refreshes: Sequence[str]) -> list[Se
         if text.strip() == DEFAULT:
             found[default_setting()] = None
             continue
-        policy = parse_policy(text)
-        if policy.positional:
-            raise InvalidInputError("the policy 'prefix' is exact and encodes nothing beforehand; leave it out.")
-        found.update((Setting(policy.name, refresh), None) for refresh in counts)
+        policy = compared_policy(text)
+        found.update((Setting(policy, refresh), None) for refresh in counts)
     if not found:
         raise InvalidInputError("there is nothing to measure: give at least one policy and one refresh.")
     return list(found)
+
+
+def compared_policy(text: str) -> str:
+    """Canonical name of a policy that can be compared.
+
+    Raises:
+        InvalidInputError: it is unknown, or encodes nothing beforehand.
+    """
+    policy = parse_policy(text)
+    if policy.positional:
+        raise InvalidInputError("the policy 'prefix' is exact and encodes nothing beforehand; leave it out.")
+    return policy.name
 
 
 def _refresh(text: str) -> Refresh:

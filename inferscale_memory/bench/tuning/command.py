@@ -13,13 +13,12 @@ from inferscale_memory.bench.quality.data import Conversation, DataSet, read_dat
 from inferscale_memory.bench.quality.engines import open_forcing_engine
 from inferscale_memory.bench.quality.memories import open_workbench
 from inferscale_memory.bench.quality.sampling import choose as choose_questions
-from inferscale_memory.bench.quality.settings import ALL, DEFAULT, Refresh, Setting
+from inferscale_memory.bench.quality.settings import ALL, DEFAULT, Refresh, Setting, compared_policy
 from inferscale_memory.bench.tuning import report
 from inferscale_memory.bench.tuning.choice import choose
 from inferscale_memory.bench.tuning.grid import Measured, measure_grid, tokens_per_character
 from inferscale_memory.bench.tuning.sample import sample_memory
 from inferscale_memory.config import Settings, load_settings
-from inferscale_memory.encoding.policies import parse_policy
 from inferscale_memory.errors import InvalidInputError
 from inferscale_memory.quality.profile import Bound, read_profiles, write_profiles
 from inferscale_memory.scope import Scope
@@ -57,10 +56,7 @@ class Grid:
                 f"k={list(self.ks)}, refresh={list(self.refreshes)}, repeat={self.repeat}, {len(self.policies)} "
                 "policies: nothing to measure; want k and repeat of 1 or more, refresh of 0 or more, a policy."
             )
-        found = [parse_policy(default_policy if one == DEFAULT else one) for one in self.policies]
-        if any(policy.positional for policy in found):
-            raise InvalidInputError("the policy 'prefix' is exact and encodes nothing beforehand; leave it out.")
-        names = dict.fromkeys(policy.name for policy in found)
+        names = dict.fromkeys(compared_policy(default_policy if one == DEFAULT else one) for one in self.policies)
         counts = sorted({0, *self.refreshes})
         refreshes: list[Refresh] = [*counts, ALL]
         return [Setting(name, refresh) for name in names for refresh in refreshes]

@@ -167,7 +167,7 @@ def _measure_times(
 
 
 def _first_token(bench: Workbench, plan: Any) -> float:
-    wanted = plan.inject[-1].end if plan.inject else 0
+    wanted = plan.injectable
     start = time.perf_counter()
     output = bench.engine.generate(plan, salt=fresh_salt(), detokenize=False)
     taken = time.perf_counter() - start

@@ -23,7 +23,7 @@ from inferscale_memory.encoding.policies.base import (
     Near,
     PromptPieces,
 )
-from inferscale_memory.encoding.policies.ladder import Ladder, Policy, chosen_at, rungs_of, wanted_at
+from inferscale_memory.encoding.policies.ladder import Ladder, Policy, chosen_at, chunk_policies, rungs_of, wanted_at
 from inferscale_memory.encoding.policies.names import DEFAULT_POLICY, parse_policy
 from inferscale_memory.encoding.policies.request import EncodeRequest, build_request
 from inferscale_memory.encoding.policies.similar import Mixed, Nearest
@@ -52,6 +52,7 @@ __all__ = [
     "Unit",
     "build_request",
     "chosen_at",
+    "chunk_policies",
     "parse_policy",
     "rungs_of",
     "wanted_at",

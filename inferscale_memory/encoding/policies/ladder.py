@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeVar
 
 from inferscale_memory.encoding.policies.base import ContextPolicy, check_window
@@ -54,7 +55,7 @@ class Ladder:
         """``"ladder:{n}:{n}..."``."""
         return ":".join(["ladder", *map(str, self.steps)])
 
-    @property
+    @cached_property
     def rungs(self) -> tuple[ContextPolicy, ...]:
         """The policies of the chunks, the smallest context first."""
         return (PREAMBLE, *(Nearest(step) for step in self.steps))
@@ -73,6 +74,11 @@ def rungs_of(policy: Policy) -> tuple[ContextPolicy, ...]:
     return policy.rungs if isinstance(policy, Ladder) else (policy,)
 
 
+def chunk_policies(policy: Policy) -> list[str]:
+    """Names of the policies of a fact's chunks."""
+    return [rung.name for rung in rungs_of(policy)]
+
+
 def wanted_at(policy: Policy, place: int) -> str:
     """Name of the policy whose chunk is injected for a fact that ``place`` injected ones stand before."""
     return policy.rungs[policy.rung_at(place)].name if isinstance(policy, Ladder) else policy.name
@@ -86,6 +92,6 @@ def chosen_at(policy: Policy, place: int, there: Mapping[str, _T]) -> _T:
     if not isinstance(policy, Ladder):
         return there[policy.name]
     suits = policy.rung_at(place)
-    names = [rung.name for rung in policy.rungs]
+    names = chunk_policies(policy)
     best_first = [*names[suits:], *reversed(names[:suits])]
     return there[next(name for name in best_first if name in there)]

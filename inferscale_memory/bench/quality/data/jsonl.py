@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from inferscale_memory.bench.quality.data.types import Conversation, DataSet, Question
+from inferscale_memory.bench.quality.data.types import Conversation, DataSet, Question, answer_problem
 from inferscale_memory.encoding._formats import SourceItem, text_problem
 
 ONE_USER = "user"
@@ -62,8 +62,8 @@ def _line(line: str, number: int) -> Question | tuple[str, SourceItem] | str:
 
 def _question(entry: dict[str, Any], user: str, number: int) -> Question | str:
     answer, evidence = entry.get("answer"), entry.get("evidence") or []
-    if isinstance(answer, bool) or not isinstance(answer, str | int | float) or not str(answer).strip():
-        return f"its answer is {answer!r}; wanted a text or a number"
+    if problem := answer_problem(answer):
+        return problem
     if not isinstance(evidence, list):
         return f"its evidence is a {type(evidence).__name__}, not a list of ids"
     category = str(entry.get("category", ""))

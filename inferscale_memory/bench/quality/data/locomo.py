@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from inferscale_memory.bench.quality.data.types import Conversation, DataSet, FactKind, Question
+from inferscale_memory.bench.quality.data.types import Conversation, DataSet, FactKind, Question, answer_problem
 from inferscale_memory.encoding._formats import BadItem, SourceItem, text_problem
 from inferscale_memory.encoding._locomo import evidence_ids, locomo
 
@@ -64,8 +64,8 @@ def _question(entry: Any, conversation: str, number: int) -> Question | str:
     answer = entry.get("answer")
     if answer is None and category == ADVERSARIAL:
         answer = entry.get("adversarial_answer")
-    if isinstance(answer, bool) or not isinstance(answer, str | int | float) or not str(answer).strip():
-        return f"its answer is {answer!r}; wanted a text or a number"
+    if problem := answer_problem(answer):
+        return problem
     return Question(
         id=f"{conversation}/{number}",
         conversation=conversation,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from inferscale_memory.bench.quality.data.types import Conversation, DataSet, Question
+from inferscale_memory.bench.quality.data.types import Conversation, DataSet, Question, answer_problem
 from inferscale_memory.encoding._formats import SourceItem, text_problem
 
 
@@ -33,8 +33,8 @@ def _entry(entry: Any, number: int) -> DataSet | str:
     if problem := text_problem(entry.get("question")):
         return problem
     answer, sessions = entry.get("answer"), entry.get("haystack_sessions")
-    if isinstance(answer, bool) or not isinstance(answer, str | int | float) or not str(answer).strip():
-        return f"its answer is {answer!r}; wanted a text or a number"
+    if problem := answer_problem(answer):
+        return problem
     if not isinstance(sessions, list):
         return f"its 'haystack_sessions' is a {type(sessions).__name__}, not a list"
     name = str(entry.get("question_id", number))

@@ -97,6 +97,13 @@ class DataSet:
         self.unanswerable |= other.unanswerable
 
 
+def answer_problem(answer: object) -> str | None:
+    """Why a gold answer cannot be used, or None: it is a text that is not blank, or a number."""
+    if isinstance(answer, bool) or not isinstance(answer, str | int | float) or not str(answer).strip():
+        return f"its answer is {answer!r}; wanted a text or a number"
+    return None
+
+
 def _free(name: str, taken: set[str]) -> str:
     """The name, or the name with the first number that makes it a new one."""
     if name not in taken:

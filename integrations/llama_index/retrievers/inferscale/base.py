@@ -11,9 +11,9 @@ from llama_index.core.callbacks.base import CallbackManager
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
 from inferscale_memory import Memory
-from inferscale_memory.errors import ConfigError, InvalidInputError
-from inferscale_memory.memory import MAX_K
-from inferscale_memory.quality import Refresh, check_refresh
+from inferscale_memory.errors import ConfigError
+from inferscale_memory.memory_finding import check_options
+from inferscale_memory.quality import Refresh
 from inferscale_memory.retrieval import ScoredFact
 from inferscale_memory.scope import Scope
 
@@ -70,10 +70,7 @@ class InferScaleRetriever(BaseRetriever):
     ) -> None:
         if not isinstance(memory, Memory):
             raise ConfigError(f"memory is a {type(memory).__name__}; give the inferscale_memory.Memory of the engine.")
-        if k is not None and (not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= MAX_K):
-            raise InvalidInputError(f"k is {k!r}; wanted a number of facts, 1 to {MAX_K:,}, or None.")
-        if refresh is not None:
-            check_refresh(refresh)
+        check_options(k, refresh)
         ids = {"user_id": user_id, "agent_id": agent_id, "session_id": session_id, "tenant_id": tenant_id}
         self.scope: dict[str, Any] = {name: value for name, value in ids.items() if value is not None}
         self.memory = memory
