@@ -189,7 +189,7 @@ def _text(reply: Mapping[str, Any]) -> str:
 def _exactness(engine: LocalEngine, folder: Path) -> dict[str, Any]:
     """The same facts with the exact policy, against a cold prefill over the whole vocabulary."""
     with status("comparing log-probabilities"), _memory(engine, folder, "prefix") as memory:
-        handle = memory.recall(QUESTIONS[0], k=EXACT_K, user_id=USER)
+        handle = memory.recall(QUESTIONS[0], k=EXACT_K, refresh=0, user_id=USER)
         found = compare(engine, _messages(QUESTIONS[0], handle), user_id=USER)
         return {
             "policy": "prefix",

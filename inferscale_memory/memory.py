@@ -39,10 +39,11 @@ class Memory(SyncMemory):
         embedder: an ``Embedder``, a callable ``list[str] -> array``, or a model name; default all-MiniLM-L6-v2.
         index: a ``VectorIndex`` or ``"auto"``, ``"torch"``, ``"faiss"``, ``"faiss-gpu"``, ``"numpy"``.
         policy: what facts are encoded behind, such as ``"nearest:8"``; default from the settings.
-        quality: ``"exact"`` (every fact is prefilled: plain prompt injection), ``"balanced"`` (a few best-ranked
-            are, the others injected) or ``"fast"`` (all are injected): policy and refresh together, see
-            ``quality.PRESETS``. It goes before ``INFERSCALE_POLICY`` and ``INFERSCALE_REFRESH``; ``policy=`` here and
-            ``refresh=`` of a call go before it. Default ``INFERSCALE_QUALITY``, beside which those variables count.
+        quality: ``"exact"`` (every fact is prefilled: plain prompt injection), ``"balanced"`` (the default: a few
+            best-ranked are where that tells, the others injected) or ``"fast"`` (all are injected): policy and refresh
+            together, see ``quality.PRESETS``. It goes before ``INFERSCALE_POLICY`` and ``INFERSCALE_REFRESH``;
+            ``policy=`` here and ``refresh=`` of a call go before it. Default ``INFERSCALE_QUALITY``, beside which those
+            variables count.
         secret: signs handles and salts, 32 bytes or more; default ``INFERSCALE_SECRET``, else the file ``secret`` of
             the home, made on first use.
         extractor: finds facts in chat messages; default each message as it stands.

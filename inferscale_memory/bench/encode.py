@@ -35,7 +35,7 @@ from inferscale_memory.errors import EngineError, InvalidInputError
 from inferscale_memory.serving.resolve import Plan
 from inferscale_memory.throwaway import throwaway_home
 
-POLICIES = ("none", "preamble", "preceding:5:fact", "preceding:20:turn", "nearest:8", "ladder:3:8:20")
+POLICIES = ("none", "preamble", "preceding:5:fact", "preceding:20:turn", "nearest:8", "ladder:5:8:20")
 QUESTION = "Who of my friends and family lives near the sea, and since when?"
 PROMPT_ROOM = 256
 WINDOW_TOKENS = 1024
@@ -216,7 +216,7 @@ def _sizes(memory: Any, user: str, count: int) -> tuple[float, float]:
 
 def _saving(bench: Bench, user: str, k: int, repeat: int) -> Saving:
     """What each of ``k`` facts adds to the time to the first token, prefilled and injected; shuffled, medians."""
-    handle = bench.memory.recall(QUESTION, k=k, user_id=user)
+    handle = bench.memory.recall(QUESTION, k=k, refresh=0, user_id=user)
     plan = bench.engine.plan(conversation(QUESTION, handle), max_tokens=1, user_id=user)
     check_whole(plan, f"a prompt of {k} facts")
     if len(handle.facts) != k:

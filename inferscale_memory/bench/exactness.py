@@ -129,7 +129,7 @@ def row(k: int, found: Sequence[Comparison]) -> dict[str, Any]:
 
 
 def _compare(bench: Bench, topic: str, k: int) -> Comparison:
-    messages = bench.messages(f"What do you know about the {topic}?", k)
+    messages = bench.messages(f"What do you know about the {topic}?", k, refresh=0)
     return compare(bench.engine, messages, user_id=USER)
 
 

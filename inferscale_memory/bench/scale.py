@@ -134,7 +134,7 @@ def measure(bench: Bench, ks: Sequence[int], fact_tokens: int, repeat: int) -> l
     bench.remember(max(ks), fact_tokens)
     plans = {k: bench.plan(QUESTION, k) for k in ks}
     steps: dict[str, Callable[[int], float]] = {
-        "recall_ms": lambda k: _timed(lambda: bench.memory.recall(QUESTION, k=k, user_id=USER)),
+        "recall_ms": lambda k: _timed(lambda: bench.memory.recall(QUESTION, k=k, refresh=0, user_id=USER)),
         "plan_ms": lambda k: _planning(bench, k),
         "inject_ms": lambda k: _injecting(bench, plans[k], k),
     }
@@ -158,7 +158,7 @@ def _scheduling(bench: Bench, plan: Plan) -> float:
 
 
 def _planning(bench: Bench, k: int) -> float:
-    messages = conversation(QUESTION, bench.memory.recall(QUESTION, k=k, user_id=USER))
+    messages = conversation(QUESTION, bench.memory.recall(QUESTION, k=k, refresh=0, user_id=USER))
     return _timed(lambda: bench.engine.plan(messages, max_tokens=1, user_id=USER))
 
 

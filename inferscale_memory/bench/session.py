@@ -195,7 +195,7 @@ def _round(bench: Bench, cases: Sequence[Case], questions: Sequence[str], shuffl
 
 def _ask(bench: Bench, case: Case, question: str) -> None:
     start = time.perf_counter()
-    handle = bench.memory.recall(question, case.k, order=case.order, **case.scope)
+    handle = bench.memory.recall(question, case.k, refresh=0, order=case.order, **case.scope)
     if len(handle.facts) != case.k:
         raise EngineError(f"{len(handle.facts)} facts were recalled, wanted {case.k}: the others are too much alike.")
     found = time.perf_counter()

@@ -42,7 +42,9 @@ def quality(
     ] = "none,preamble,preceding:5:fact,preceding:20:turn,default",
     refresh: Annotated[
         str,
-        typer.Option("--refresh", metavar="LIST", help="How many of the best are prefilled; k is prompt injection."),
+        typer.Option(
+            "--refresh", metavar="LIST", help="How many of the best are prefilled; k is all, auto by their number."
+        ),
     ] = "0",
     questions: Annotated[
         int, typer.Option("--questions", min=1, help="A sample, stratified by conversation and category.")

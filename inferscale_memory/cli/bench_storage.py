@@ -21,7 +21,7 @@ def register(app: typer.Typer) -> None:
 def encode(
     policies: Annotated[
         str, typer.Option("--policies", metavar="LIST", help="What facts are encoded behind, with commas.")
-    ] = "none,preamble,preceding:5:fact,preceding:20:turn,nearest:8,ladder:3:8:20",
+    ] = "none,preamble,preceding:5:fact,preceding:20:turn,nearest:8,ladder:5:8:20",
     facts: Annotated[int, typer.Option("--facts", min=1, help="Facts per round, also those of the question.")] = 50,
     fact_tokens: FactTokens = 25,
     repeat: Annotated[int, typer.Option("--repeat", min=1, help="Rounds; medians are reported.")] = 3,

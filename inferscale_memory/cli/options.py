@@ -42,7 +42,7 @@ RefreshOption = Annotated[
         "--refresh",
         metavar="N|all|auto",
         parser=_refresh,
-        help="How many best-ranked facts are prefilled as text: a number, all, or auto (by the profile of tune).",
+        help="How many best-ranked facts are prefilled as text; auto goes by tune's profile, else by their number.",
     ),
 ]
 QualityOption = Annotated[

@@ -1,7 +1,7 @@
 """The quality dial: presets, targets, and the measured profile that ``refresh="auto"`` goes by. Needs no vLLM."""
 
 from inferscale_memory.quality.presets import PRESETS, Preset, Quality
-from inferscale_memory.quality.refresh import Refresh, RefreshField, check_refresh, parse_refresh
+from inferscale_memory.quality.refresh import Refresh, RefreshField, check_refresh, parse_refresh, untuned_refresh
 from inferscale_memory.quality.targets import TtftBudget
 
 __all__ = [
@@ -13,4 +13,5 @@ __all__ = [
     "TtftBudget",
     "check_refresh",
     "parse_refresh",
+    "untuned_refresh",
 ]

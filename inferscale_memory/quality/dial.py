@@ -12,7 +12,7 @@ from inferscale_memory.config import Settings
 from inferscale_memory.errors import InferScaleError, StoreError
 from inferscale_memory.quality.curves import choose_refresh
 from inferscale_memory.quality.profile import Profile, Profiles, read_profiles
-from inferscale_memory.quality.refresh import Refresh, check_refresh
+from inferscale_memory.quality.refresh import Refresh, check_refresh, untuned_refresh
 from inferscale_memory.quality.targets import TtftBudget
 
 if TYPE_CHECKING:
@@ -56,8 +56,9 @@ class Dial:
     def refresh(self, given: Refresh | None, found: Sequence[ScoredFact]) -> int:
         """How many of the facts that were found, best first, are prefilled as text; 0 to ``len(found)``.
 
-        ``"auto"`` without a profile of this model and policy warns once, and is the setting of the memory, or the
-        library's default where that is ``"auto"`` itself: a question does not fail because nobody has tuned.
+        ``"auto"`` without a profile of this model and policy is the setting of the memory, or where that is ``"auto"``
+        itself ``untuned_refresh``: a question does not fail because nobody has tuned. One warning is given where a
+        budget or a target is set that cannot be kept then.
 
         Raises:
             InvalidInputError: ``given`` is no refresh.
@@ -70,7 +71,7 @@ class Dial:
                 return choose_refresh(profile, tokens, self._budget, self._settings.kl_target)
             wanted = self._settings.refresh
             if wanted == "auto":
-                wanted = Settings.model_fields["refresh"].default
+                return untuned_refresh(len(found))
         return len(found) if isinstance(wanted, str) else min(wanted, len(found))
 
     def _tokens(self, fact: Fact, profile: Profile) -> float:
@@ -82,13 +83,13 @@ class Dial:
         return profile.tokens_per_character * len(fact.text)
 
     def _profile(self) -> Profile | None:
-        reason = "there is none of this model and policy"
         try:
             found = self._profiles.read().find(self._policy, self._fingerprint)
         except StoreError as error:
-            found, reason = None, str(error)
-        if found is None:
-            self._tell(reason)
+            self._tell(str(error))
+            return None
+        if found is None and (self._budget is not None or self._settings.kl_target is not None):
+            self._tell("there is none of this model and policy")
         return found
 
     def _tell(self, reason: str) -> None:
@@ -96,8 +97,8 @@ class Dial:
             told, self._told = self._told, True
         if not told:
             logger.warning(
-                "refresh='auto' goes by a quality profile, and %s (policy %s). The default refresh is used. "
-                "inferscale tune --write measures one.",
+                "refresh='auto' has no quality profile to go by: %s (policy %s). No budget and no target is kept. "
+                "inferscale tune --write measures a profile.",
                 reason,
                 self._policy,
             )

@@ -26,8 +26,8 @@ PRESETS: Mapping[Quality, Preset] = MappingProxyType(
         # Nothing is approximated: every fact is prefilled as text, which is prompt injection. The policy stays, so that
         # facts that are encoded serve the other words; Memory(encode=False) saves the encoding too.
         "exact": Preset(None, "all"),
-        # The best-ranked facts are what answers hang on most; the rest is injected.
-        "balanced": Preset(None, 1),
+        # The library's defaults: the best-ranked facts are prefilled where that still tells, the others are injected.
+        "balanced": Preset(None, "auto"),
         # Everything is injected: the shortest time to the first token that the library has.
         "fast": Preset(None, 0),
     }

@@ -65,19 +65,21 @@ def measure(
         progress: called with the measurements done and all there are.
 
     Returns:
-        Per question and ``k``: the settings' results, and the references' (``policy`` is ``FULL``).
+        Per question and ``k``: the settings' results, each once, with a number in the place of a refresh of ``auto``;
+        and the references' (``policy`` is ``FULL``).
 
     Raises:
         EngineError: a prompt was not injected as its setting wants; nothing of it is kept.
     """
     journal = journal if journal is not None else Journal()
     results: list[Result] = []
-    total = len(questions) * len(ks) * len(settings)
+    wanted = {k: list(dict.fromkeys(setting.at(k) for setting in settings)) for k in ks}
+    total = len(questions) * sum(map(len, wanted.values()))
     done = 0
     for question in questions:
         for k in ks:
             asked = _Asked(bench, question, k, order, generate, journal)
-            for setting in settings:
+            for setting in wanted[k]:
                 results.append(asked.under(setting))
                 done += 1
                 if progress is not None:

@@ -63,7 +63,7 @@ def rows_of(results: Sequence[Result], verdicts: Verdicts | None = None) -> list
                 "policy": policy,
                 "refresh": refresh,
                 "k": k,
-                "default": Setting(policy, refresh).is_default,
+                "default": Setting(policy, refresh).is_default(k),
                 "n": len(found),
                 **_figures(found, ("kl", "top1", "nll", "f1")),
                 "nll_full": _mean([one.nll_full for one in found]),

@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from inferscale_memory.config import Settings, load_settings
+from inferscale_memory.config import load_settings
 from inferscale_memory.encoding.policies import parse_policy
 from inferscale_memory.errors import InvalidInputError
+from inferscale_memory.quality.refresh import untuned_refresh
 
 DEFAULT = "default"
 ALL: Final = "k"
 """As a refresh: every fact, which is plain prompt injection."""
-Refresh = int | Literal["k"]
+AUTO: Final = "auto"
+"""As a refresh: by the number of facts, as a memory does that no profile was measured for."""
+Refresh = int | Literal["k", "auto"]
 
 
 @dataclass(frozen=True)
@@ -25,26 +28,28 @@ class Setting:
 
     def refreshed(self, k: int) -> int:
         """How many of ``k`` facts are prefilled."""
+        if self.refresh == AUTO:
+            return untuned_refresh(k)
         return k if self.refresh == ALL else min(int(self.refresh), k)
+
+    def at(self, k: int) -> Setting:
+        """The same with a number in the place of ``auto``."""
+        return Setting(self.policy, self.refreshed(k)) if self.refresh == AUTO else self
 
     @property
     def name(self) -> str:
         """For tables and plots."""
         return f"{self.policy}, refresh {self.refresh}"
 
-    @property
-    def is_default(self) -> bool:
-        """Whether these are the library's defaults."""
-        return self == default_setting()
+    def is_default(self, k: int) -> bool:
+        """Whether this is what the library does with ``k`` facts when nobody says anything."""
+        return self.at(k) == default_setting().at(k)
 
 
 def default_setting() -> Setting:
     """What a memory does when nobody says anything."""
     settings = load_settings()
-    refresh = settings.refresh
-    if refresh == "auto":  # as a memory does that no profile was measured for
-        refresh = Settings.model_fields["refresh"].default
-    return Setting(parse_policy(settings.policy).name, ALL if isinstance(refresh, str) else refresh)
+    return Setting(parse_policy(settings.policy).name, ALL if settings.refresh == "all" else settings.refresh)
 
 
 def parse_settings(policies: Sequence[str], refreshes: Sequence[str]) -> list[Setting]:
@@ -52,7 +57,7 @@ def parse_settings(policies: Sequence[str], refreshes: Sequence[str]) -> list[Se
 
     Args:
         policies: such as ``none``, ``preceding:20:turn`` or ``default``.
-        refreshes: numbers, or ``k`` for plain prompt injection.
+        refreshes: numbers, ``k`` for plain prompt injection, or ``auto``.
 
     Returns:
         Each setting once, in the order given.
@@ -89,6 +94,10 @@ def _refresh(text: str) -> Refresh:
     wanted = text.strip()
     if wanted == ALL:
         return "k"
+    if wanted == AUTO:
+        return "auto"
     if not (wanted.isascii() and wanted.isdigit()):
-        raise InvalidInputError(f"refresh {text!r} is neither a number of facts nor {ALL!r} for all of them.")
+        raise InvalidInputError(
+            f"refresh {text!r} is neither a number of facts nor {ALL!r} for all of them nor {AUTO!r}."
+        )
     return int(wanted)

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from inferscale_memory.encoding.policies.base import ContextPolicy, check_window
 from inferscale_memory.encoding.policies.similar import Nearest
-from inferscale_memory.encoding.policies.windows import PREAMBLE
+from inferscale_memory.encoding.policies.windows import PREAMBLE, Preceding
 from inferscale_memory.errors import InvalidInputError
 
 MAX_RUNGS = 8
@@ -21,18 +21,22 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Ladder:
-    """A chunk behind the neutral preamble, and one behind the ``n`` most similar facts for each ``n`` of ``steps``.
+    """A chunk behind the neutral preamble, one behind preceding facts, and others behind ever more of the nearest ones.
 
     In a prompt, the first fact stands behind the preamble alone and the fiftieth behind 49 others: a chunk encoded
     behind much more, or much less, than stands before it is the farther off. So each place takes the chunk of the
     lowest rung whose context has at least as many facts as stand before it, or of the last rung. The first place is
     exact. A fact costs one encoding and one chunk per rung; a prompt costs what it costs with one chunk per fact.
 
+    The first step counts preceding facts, the others nearest ones. Near the beginning of a prompt little stands before
+    a fact to outweigh what it was encoded behind: there a near fact that is absent shows through, and would mislead
+    more than one that is merely older. Farther down, near facts are what probably stands there.
+
     It is no ``ContextPolicy`` itself but a choice among several, its ``rungs``: their chunks are those of the plain
     policies, and are shared with memories that use these.
     """
 
-    steps: tuple[int, ...] = (3, 8, 20)
+    steps: tuple[int, ...] = (5, 8, 20)
     positional: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -43,12 +47,12 @@ class Ladder:
         """
         if not 1 <= len(self.steps) < MAX_RUNGS:
             raise InvalidInputError(
-                f"a ladder has 1 to {MAX_RUNGS - 1} steps, such as 'ladder:3:8:20'; {len(self.steps)} were given."
+                f"a ladder has 1 to {MAX_RUNGS - 1} steps, such as 'ladder:5:8:20'; {len(self.steps)} were given."
             )
         for step in self.steps:
             check_window("ladder", step)
         if list(self.steps) != sorted(set(self.steps)):
-            raise InvalidInputError(f"the steps of a ladder rise, as in 'ladder:3:8:20'; got {self.steps}.")
+            raise InvalidInputError(f"the steps of a ladder rise, as in 'ladder:5:8:20'; got {self.steps}.")
 
     @property
     def name(self) -> str:
@@ -58,7 +62,8 @@ class Ladder:
     @cached_property
     def rungs(self) -> tuple[ContextPolicy, ...]:
         """The policies of the chunks, the smallest context first."""
-        return (PREAMBLE, *(Nearest(step) for step in self.steps))
+        first, *others = self.steps
+        return (PREAMBLE, Preceding(first), *map(Nearest, others))
 
     def rung_at(self, place: int) -> int:
         """Which of ``rungs`` suits a fact that ``place`` others stand before."""

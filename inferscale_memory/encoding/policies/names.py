@@ -11,8 +11,8 @@ from inferscale_memory.encoding.policies.similar import Mixed, Nearest
 from inferscale_memory.encoding.policies.windows import NONE, PREAMBLE, PREFIX, Preceding, Session
 from inferscale_memory.errors import InvalidInputError
 
-DEFAULT_POLICY = Preceding()
-"""Five preceding facts."""
+DEFAULT_POLICY = Ladder()
+"""Chunks behind the preamble alone, five preceding facts, and the eight and twenty nearest ones."""
 
 _WRITTEN = re.compile(
     r"(?P<kind>[a-z]+)(?::(?P<colons>[^()\s]+)|\((?P<call>[^():]+)\))?",
@@ -43,10 +43,10 @@ def parse_policy(text: str | Policy | None) -> Policy:
 
     Args:
         text: ``"none"``, ``"preamble"``, ``"prefix"``, ``"preceding"``, ``"preceding:5"``, ``"preceding:20:turn"``,
-            ``"nearest:5"``, ``"mixed:5:3"`` (five nearest, three preceding), ``"session:5"``, or ``"ladder:3:8:20"``
-            (a chunk behind none, 3, 8 and 20 nearest each); all but the first three and the last also with a budget
-            of tokens at the end, ``"nearest:10:400t"``; or written as a call, ``"nearest(10, 400t)"``. None is the
-            default, ``preceding:5:fact``; a policy comes back as it is.
+            ``"nearest:5"``, ``"mixed:5:3"`` (five nearest, three preceding), ``"session:5"``, or ``"ladder:5:8:20"``
+            (a chunk behind the preamble, one behind 5 preceding, and one behind 8 and 20 nearest each); all but the
+            first three and the last also with a budget of tokens at the end, ``"nearest:10:400t"``; or written as a
+            call, ``"nearest(10, 400t)"``. None is the default, ``ladder:5:8:20``; a policy comes back as it is.
 
     Raises:
         InvalidInputError: the text is none of these, or a number is out of range.

@@ -69,19 +69,21 @@ BEFORE = Before(
 )
 
 
-def test_the_default_is_five_preceding_facts():
-    assert parse_policy(None) == DEFAULT_POLICY == Preceding(5, "fact")
+def test_the_default_is_a_ladder():
+    assert parse_policy(None) == DEFAULT_POLICY == Ladder((5, 8, 20))
     assert parse_policy(Settings().policy) == DEFAULT_POLICY
 
 
 def test_a_ladder_has_a_chunk_behind_the_preamble_and_one_for_each_step():
-    assert parse_policy("ladder") == Ladder((3, 8, 20))
-    assert [rung.name for rung in rungs_of(Ladder())] == ["preamble", "nearest:3", "nearest:8", "nearest:20"]
+    assert parse_policy("ladder") == Ladder((5, 8, 20))
+    names = ["preamble", "preceding:5:fact", "nearest:8", "nearest:20"]
+    assert [rung.name for rung in rungs_of(Ladder())] == names
+    assert [rung.name for rung in rungs_of(parse_policy("ladder:7"))] == ["preamble", "preceding:7:fact"]
 
 
 def test_a_place_takes_the_lowest_rung_with_at_least_as_many_facts_as_stand_before_it():
-    names = [wanted_at(Ladder(), place) for place in (0, 1, 3, 4, 8, 9, 20, 21, 400)]
-    small, middle, large = "nearest:3", "nearest:8", "nearest:20"
+    names = [wanted_at(Ladder(), place) for place in (0, 1, 5, 6, 8, 9, 20, 21, 400)]
+    small, middle, large = "preceding:5:fact", "nearest:8", "nearest:20"
     assert names == ["preamble", small, small, middle, middle, large, large, large, large]
     assert wanted_at(Preceding(5), 7) == "preceding:5:fact", "a plain policy has one chunk for every place"
 
@@ -89,9 +91,9 @@ def test_a_place_takes_the_lowest_rung_with_at_least_as_many_facts_as_stand_befo
 @pytest.mark.parametrize(
     ("there", "place", "chosen"),
     [
-        ("preamble nearest:3 nearest:8 nearest:20", 5, "nearest:8"),
-        ("preamble nearest:3 nearest:20", 5, "nearest:20"),
-        ("preamble nearest:3", 5, "nearest:3"),
+        ("preamble preceding:5:fact nearest:8 nearest:20", 6, "nearest:8"),
+        ("preamble preceding:5:fact nearest:20", 6, "nearest:20"),
+        ("preamble preceding:5:fact", 6, "preceding:5:fact"),
         ("preamble", 30, "preamble"),
         ("nearest:8", 0, "nearest:8"),
     ],

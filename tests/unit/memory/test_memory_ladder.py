@@ -32,7 +32,7 @@ def names(memory):
 
 
 def test_each_place_of_a_prompt_takes_the_chunk_of_its_rung(ladder):
-    first, small, large = "preamble", "nearest:2", "nearest:4"
+    first, small, large = "preamble", "preceding:2:fact", "nearest:4"
     handle = ladder.recall("dog", 7, 0, user_id="alice")
     assert policies_in_prompt(ladder, handle) == [first, small, small, large, large, large, large]
     handle = ladder.recall("dog", 3, 1, user_id="alice")

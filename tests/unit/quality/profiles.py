@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from inferscale_memory.config import Settings
 from inferscale_memory.quality.profile import Bound, Point, Profile
 
 
@@ -32,7 +33,7 @@ def profile(points: Sequence[Point] | None = None, **given: Any) -> Profile:
         points = [point(k, refresh) for k in (10, 50) for refresh in (0, 1, 3, k)]
     fields: dict[str, Any] = {
         "fingerprint": "f" * 64,
-        "policy": "preceding:5:fact",
+        "policy": Settings.model_fields["policy"].default,
         "model": "toy",
         "engine": "none",
         "measured_at": "2026-01-01T00:00:00+00:00",

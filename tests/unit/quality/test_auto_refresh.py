@@ -7,6 +7,7 @@ import logging
 import pytest
 
 from inferscale_memory import ConfigError
+from inferscale_memory.quality import untuned_refresh
 from inferscale_memory.quality.profile import Bound, write_profiles
 from tests.unit.memory.conftest import empty_database, opened  # noqa: F401  # fixtures
 from tests.unit.memory.standin import StandIn
@@ -103,35 +104,43 @@ def test_no_facts_need_no_profile(opened, caplog):  # noqa: F811
     assert not caplog.records
 
 
-def test_without_a_profile_one_warning_is_given_and_the_setting_counts(tuned, monkeypatch, caplog):
-    monkeypatch.setenv("INFERSCALE_REFRESH", "2")
+def test_without_a_profile_the_setting_counts(tuned, monkeypatch):
+    monkeypatch.setenv("INFERSCALE_REFRESH", "3")
+    assert refreshed(tuned()) == 3
+
+
+def test_without_a_profile_a_setting_of_auto_goes_by_the_number_of_facts(tuned, caplog):
+    memory = tuned()
+    memory.add([f"dog number {n} of a pack" for n in range(10, 20)], user_id="alice")
+    with caplog.at_level(logging.WARNING):
+        assert [refreshed(memory, None, k) for k in (1, 4, 5, 9, 10, 15, 16, 20)] == [0, 0, 1, 1, 2, 2, 0, 0]
+    assert not caplog.records, "that is what a memory does that nobody has tuned, and no matter for a warning"
+
+
+@pytest.mark.parametrize(("name", "given"), [("KL_TARGET", "0.02"), ("TTFT_BUDGET", "100ms")])
+def test_a_target_that_no_profile_can_keep_is_warned_of_once(tuned, monkeypatch, caplog, name, given):
+    monkeypatch.setenv(f"INFERSCALE_{name}", given)
     memory = tuned()
     with caplog.at_level(logging.WARNING):
         assert [refreshed(memory) for _ in range(3)] == [2, 2, 2]
     assert [record.message for record in caplog.records if "auto" in record.message] == [
-        "refresh='auto' goes by a quality profile, and there is none of this model and policy (policy "
-        "preceding:5:fact). The default refresh is used. inferscale tune --write measures one."
+        "refresh='auto' has no quality profile to go by: there is none of this model and policy (policy "
+        "ladder:5:8:20). No budget and no target is kept. inferscale tune --write measures a profile."
     ]
-
-
-def test_without_a_profile_a_setting_of_auto_is_the_library_s_default(tuned, monkeypatch):
-    monkeypatch.setenv("INFERSCALE_REFRESH", "auto")
-    memory = tuned()
-    assert refreshed(memory) == type(memory.settings).model_fields["refresh"].default
 
 
 def test_a_broken_profile_is_a_warning_and_no_error(tuned, caplog):
     memory = tuned()
     memory.settings.quality_file.write_text('{"version": 9}')
     with caplog.at_level(logging.WARNING):
-        assert refreshed(memory) == 0
+        assert refreshed(memory) == untuned_refresh(10)
     assert "quality.json cannot be used" in caplog.text
     assert "Delete it and run inferscale tune again" in caplog.text
 
 
 def test_a_profile_written_while_the_memory_is_open_is_seen(tuned):
     memory = tuned()
-    assert refreshed(memory) == 0
+    assert refreshed(memory) == untuned_refresh(10) == 2
     write_profiles(memory.settings.quality_file, (profile(),))
     assert refreshed(memory) == 1
     write_profiles(memory.settings.quality_file, (profile([point(10, 0), point(10, 5, kl=0.01), point(10, 10)]),))
@@ -139,8 +148,8 @@ def test_a_profile_written_while_the_memory_is_open_is_seen(tuned):
 
 
 def test_a_profile_of_another_policy_or_model_does_not_count(tuned, home):
-    assert refreshed(tuned(saved=profile(policy="preamble"))) == 0
-    assert refreshed(tuned(StandIn(home), saved=profile())) == 0
+    assert refreshed(tuned(saved=profile(policy="preamble"))) == untuned_refresh(10)
+    assert refreshed(tuned(StandIn(home), saved=profile())) == untuned_refresh(10)
 
 
 def test_with_an_engine_the_model_s_own_tokens_are_counted(tuned, home, monkeypatch):

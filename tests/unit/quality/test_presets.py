@@ -8,7 +8,7 @@ import pytest
 
 from inferscale_memory import ConfigError
 from inferscale_memory.config import Settings, load_settings
-from inferscale_memory.quality import PRESETS, Quality
+from inferscale_memory.quality import PRESETS, Quality, untuned_refresh
 from tests.unit.memory.conftest import empty_database, opened  # noqa: F401  # fixtures
 
 DEFAULTS = Settings.model_fields
@@ -47,7 +47,7 @@ def test_a_preset_keeps_the_default_policy(opened):  # noqa: F811
 def test_without_a_word_the_library_s_defaults_count(alice):
     memory = alice()
     assert memory.settings.quality is None
-    assert refreshed(memory) == DEFAULTS["refresh"].default
+    assert refreshed(memory) == untuned_refresh(9) == refreshed(alice(quality="balanced"))
 
 
 def test_refresh_of_a_call_goes_before_the_preset(alice):

@@ -23,14 +23,14 @@ def test_a_new_profile_replaces_that_of_its_model_and_policy_only(tmp_path):
     write_profiles(file, (profile(questions=99),))
     found = read_profiles(file)
     assert len(found.profiles) == 3
-    assert found.find("preceding:5:fact", "f" * 64).questions == 99
+    assert found.find(profile().policy, "f" * 64).questions == 99
     assert found.find("preamble", "f" * 64).questions == 5
 
 
 def test_without_a_model_only_a_policy_s_single_profile_is_found():
     one, other = profile(), profile(fingerprint="other")
-    assert Profiles(profiles=(one,)).find("preceding:5:fact", None) == one
-    assert Profiles(profiles=(one, other)).find("preceding:5:fact", None) is None
+    assert Profiles(profiles=(one,)).find(one.policy, None) == one
+    assert Profiles(profiles=(one, other)).find(one.policy, None) is None
 
 
 def test_a_file_that_is_not_there_holds_nothing(tmp_path):

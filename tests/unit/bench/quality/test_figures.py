@@ -96,8 +96,18 @@ def test_policies_are_crossed_with_refreshes_and_the_default_is_one_pair() -> No
 def test_the_default_is_what_the_settings_say_and_stands_once() -> None:
     settings = load_settings()
     found = parse_settings(["default", settings.policy], [str(settings.refresh), "k"])
-    assert [setting.is_default for setting in found] == [True, False]
-    assert found[0] == Setting(settings.policy, settings.refresh)
+    assert [setting.is_default(10) for setting in found] == [True, False]
+    assert found[0] == Setting(settings.policy, settings.refresh)  # type: ignore[arg-type]  # it is not "all"
+
+
+def test_what_the_default_refreshes_goes_by_the_number_of_facts() -> None:
+    auto = Setting("none", "auto")
+    assert [auto.at(k) for k in (4, 10, 50)] == [Setting("none", 0), Setting("none", 2), Setting("none", 0)]
+    assert Setting("none", "k").at(10) == Setting("none", "k")
+    policy = default_setting().policy
+    assert [Setting(policy, 2).is_default(k) for k in (10, 50)] == [True, False]
+    assert [Setting(policy, 0).is_default(k) for k in (10, 50)] == [False, True]
+    assert not Setting("preamble", 2).is_default(10)
 
 
 def test_k_as_a_refresh_is_every_fact_and_a_number_at_most_every_fact() -> None:
