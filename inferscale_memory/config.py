@@ -75,8 +75,9 @@ class Settings(BaseSettings):
     reencode_rate: float = Field(
         1.0,
         ge=0,
-        description="Facts a second that are encoded again in the background because facts saved since are more like "
-        "them; a flush waits for them and does not keep to it. 0 is never.",
+        description="Chunks a second, at most, that are encoded again in the background because facts saved since are "
+        "more like theirs; fewer where that would take more than a fifth of the time. A flush waits for them and does "
+        "not keep to it. 0 is never.",
     )
     k: int = Field(10, ge=1, description="Facts recalled per question.")
     refresh: RefreshField = Field(

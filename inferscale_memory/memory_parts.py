@@ -140,13 +140,13 @@ class MemoryParts:
             self.encoder.start()
 
     def _encoders(self, engine: LocalEngine, resolver: MemoryResolver) -> Encoders:
-        """One for each kind of chunk, each with a ledger, and so a lease, of its own; they share the engine's slots."""
-        rungs = rungs_of(self.policy)
+        """One for each kind of chunk, each with a ledger, and so a lease, of its own; they share the engine's slots and a pace."""
+        rungs, pace = rungs_of(self.policy), Pace(self.settings.reencode_rate)
         return Encoders(
             [
                 BackgroundEncoder(
                     self.contexts, ChunkLedger(self._database), self.chunks, engine, rung, resolver.encode_salt,
-                    concurrency=max(1, ENCODING_AT_ONCE // len(rungs)), reencode=Pace(self.settings.reencode_rate),
+                    concurrency=max(1, ENCODING_AT_ONCE // len(rungs)), reencode=pace,
                 )
                 for rung in rungs
             ]

@@ -8,6 +8,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from inferscale_memory import metrics
 from inferscale_memory.encoding.announcer import Announcer
@@ -210,8 +211,12 @@ class EncoderLoop:
             if (delay := self._pace.delay()) > 0:
                 self._next_stale = time.monotonic() + delay
                 return
-            self._pace.take()
-            self._begin(found[0], stale=True)
+            began = self._pace.take()
+            task = self._begin(found[0], stale=True)
+            task.add_done_callback(partial(self._paced, began))
+
+    def _paced(self, began: float, _: asyncio.Task[Outcome]) -> None:
+        self._pace.over(began)
 
     def _stale(self, limit: int, scope: Scope | None) -> list[str]:
         """At most ``limit`` facts that are to be encoded again and are not at work here."""
@@ -226,8 +231,10 @@ class EncoderLoop:
     def _room(self) -> int:
         return 4 * self._concurrency - len(self._tasks)
 
-    def _begin(self, fact_id: str, *, stale: bool = False) -> None:
-        self._tasks[asyncio.create_task(self._encoder.run(fact_id, stale=stale))] = fact_id
+    def _begin(self, fact_id: str, *, stale: bool = False) -> asyncio.Task[Outcome]:
+        task = asyncio.create_task(self._encoder.run(fact_id, stale=stale))
+        self._tasks[task] = fact_id
+        return task
 
     async def _wait(self) -> None:
         # A scan that cannot be made now must not be waited for, or the loop would spin until a task is done.
