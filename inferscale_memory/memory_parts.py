@@ -140,7 +140,7 @@ class MemoryParts:
             self.encoder.start()
 
     def _encoders(self, engine: LocalEngine, resolver: MemoryResolver) -> Encoders:
-        """One for each kind of chunk, each with a ledger, and so a lease, of its own; they share the engine's slots and a pace."""
+        """One for each kind of chunk, each with a ledger, and so a lease, of its own; they share slots and a pace."""
         rungs, pace = rungs_of(self.policy), Pace(self.settings.reencode_rate)
         return Encoders(
             [
