@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inferscale_memory.config import Settings
+from inferscale_memory.encoding.policies import parse_policy
 from inferscale_memory.errors import InferScaleError, StoreError
 from inferscale_memory.quality.curves import choose_refresh
 from inferscale_memory.quality.profile import Profile, Profiles, read_profiles
@@ -40,6 +41,7 @@ class Dial:
         count: Callable[[Fact], int] | None = None,
     ) -> None:
         self._settings, self._policy, self._fingerprint, self._count = settings, policy, fingerprint, count
+        self._exact = parse_policy(policy).positional
         self._budget = None if settings.ttft_budget is None else TtftBudget.parse(settings.ttft_budget)
         self._profiles = _Kept(settings.quality_file)
         self._told = False
@@ -58,12 +60,14 @@ class Dial:
 
         ``"auto"`` without a profile of this model and policy is the setting of the memory, or where that is ``"auto"``
         itself ``untuned_refresh``: a question does not fail because nobody has tuned. One warning is given where a
-        budget or a target is set that cannot be kept then.
+        budget or a target is set that cannot be kept then. Under an exact policy ``"auto"`` refreshes nothing.
 
         Raises:
             InvalidInputError: ``given`` is no refresh.
         """
         wanted = self.given(refresh=given)
+        if wanted == "auto" and self._exact:
+            return 0
         if wanted == "auto" and found:
             profile = self._profile()
             if profile is not None:

@@ -117,6 +117,12 @@ def test_without_a_profile_a_setting_of_auto_goes_by_the_number_of_facts(tuned, 
     assert not caplog.records, "that is what a memory does that nobody has tuned, and no matter for a warning"
 
 
+def test_an_exact_policy_gains_nothing_by_refreshing(tuned):
+    memory = tuned(policy="prefix")
+    assert refreshed(memory) == 0
+    assert refreshed(memory, 3) == 3
+
+
 @pytest.mark.parametrize(("name", "given"), [("KL_TARGET", "0.02"), ("TTFT_BUDGET", "100ms")])
 def test_a_target_that_no_profile_can_keep_is_warned_of_once(tuned, monkeypatch, caplog, name, given):
     monkeypatch.setenv(f"INFERSCALE_{name}", given)
