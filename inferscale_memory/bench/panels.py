@@ -82,4 +82,4 @@ def _fill(axes: Any, panel: Panel) -> None:
         axes.set_ylim(bottom=0)
     dress(axes, panel.title, panel.xlabel, panel.ylabel)
     if panel.lines:
-        axes.legend(frameon=False)
+        axes.legend(framealpha=0.85, edgecolor="none", fontsize=8)
