@@ -70,7 +70,7 @@ class Settings(BaseSettings):
         description="What a fact is encoded behind: none, preamble, prefix, preceding:N:fact, preceding:N:turn, "
         "nearest:N, mixed:N:M or session:N, where a budget of tokens may follow, as in nearest:10:400t; or ladder:N:M, "
         "several chunks of each fact, of which a prompt takes the one for its place. preceding:5:fact takes a quarter "
-        "of the default's disk and a third of its time to encode.",
+        "of the default's disk and a sixth of its time to encode.",
     )
     reencode_rate: float = Field(
         1.0,
