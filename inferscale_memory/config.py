@@ -83,8 +83,8 @@ class Settings(BaseSettings):
     refresh: RefreshField = Field(
         "auto",
         description="How many best-ranked facts are prefilled as text behind the others: a number, all (plain prompt "
-        "injection), or auto (as few as the profile allows that inferscale tune has measured; without one 1 of 5 to 9 "
-        "facts, 2 of 10 to 15, and none of fewer or more).",
+        "injection), or auto (as few as the profile allows that inferscale tune has measured; without one a third, at "
+        "most 3, of 5 to 20 facts, and none of fewer or more).",
     )
     quality: Quality | None = Field(
         None,

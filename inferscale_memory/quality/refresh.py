@@ -14,20 +14,20 @@ without a profile as ``untuned_refresh`` says."""
 
 _WORDS = ("all", "auto")
 
-MOST_UNTUNED = 2
-FACTS_PER_REFRESHED = 5
-UNTUNED_UP_TO = 15
-"""Facts in a prompt beyond which an untuned ``"auto"`` refreshes none."""
+MOST_UNTUNED = 3
+FACTS_PER_REFRESHED = 3
+UNTUNED = range(5, 21)
+"""Numbers of facts in a prompt of which an untuned ``"auto"`` refreshes some."""
 
 
 def untuned_refresh(found: int) -> int:
-    """How many of the facts found ``"auto"`` refreshes without a profile: 1 of 5 to 9, 2 of 10 to 15, else none.
+    """How many of the facts found ``"auto"`` refreshes without a profile: a third, at most 3, of 5 to 20, else none.
 
     As measured with the default policy (``docs/quality.md``): the fewer facts there are, the more of the answer each of
-    them decides, and the less there is before it that its encoding could resemble. With 20 facts a refreshed one costs
-    as much time as with 10 and changes little. With fewer than 5 it would undo most of what injecting spares.
+    them decides, and the less there is before it that its encoding could resemble. With more than 20 a refreshed one
+    costs as much time and changes less. With fewer than 5 it would undo most of what injecting spares.
     """
-    return min(MOST_UNTUNED, found // FACTS_PER_REFRESHED) if found <= UNTUNED_UP_TO else 0
+    return min(MOST_UNTUNED, found // FACTS_PER_REFRESHED) if found in UNTUNED else 0
 
 
 def check_refresh(given: object) -> Refresh:

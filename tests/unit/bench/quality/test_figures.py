@@ -102,12 +102,12 @@ def test_the_default_is_what_the_settings_say_and_stands_once() -> None:
 
 def test_what_the_default_refreshes_goes_by_the_number_of_facts() -> None:
     auto = Setting("none", "auto")
-    assert [auto.at(k) for k in (4, 10, 50)] == [Setting("none", 0), Setting("none", 2), Setting("none", 0)]
+    assert [auto.at(k) for k in (4, 10, 50)] == [Setting("none", 0), Setting("none", 3), Setting("none", 0)]
     assert Setting("none", "k").at(10) == Setting("none", "k")
     policy = default_setting().policy
-    assert [Setting(policy, 2).is_default(k) for k in (10, 50)] == [True, False]
+    assert [Setting(policy, 3).is_default(k) for k in (10, 50)] == [True, False]
     assert [Setting(policy, 0).is_default(k) for k in (10, 50)] == [False, True]
-    assert not Setting("preamble", 2).is_default(10)
+    assert not Setting("preamble", 3).is_default(10)
 
 
 def test_k_as_a_refresh_is_every_fact_and_a_number_at_most_every_fact() -> None:
