@@ -82,4 +82,5 @@ def _fill(axes: Any, panel: Panel) -> None:
         axes.set_ylim(bottom=0)
     dress(axes, panel.title, panel.xlabel, panel.ylabel)
     if panel.lines:
-        axes.legend(framealpha=0.85, edgecolor="none", fontsize=8)
+        # Below, where no line can run.
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, frameon=False, fontsize=8)
