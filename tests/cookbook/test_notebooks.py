@@ -67,6 +67,7 @@ def test_the_cookbook_has_its_notebooks() -> None:
         "03_langchain_agent_with_memory.ipynb",
         "04_llamaindex_chat_engine.ipynb",
         "05_function_agent_with_memory.ipynb",
+        "06_quality_dial.ipynb",
     ]
 
 

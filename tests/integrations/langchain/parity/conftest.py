@@ -133,7 +133,7 @@ def assert_alike(theirs: Side, ours: Side, memory_key: str) -> None:
 
 @pytest.fixture
 def stage(engine: LocalEngine, memory_for: Callable[..., Memory], user: str) -> Stage:
-    memory = memory_for()
+    memory = memory_for(policy="preceding:5:fact", quality="fast")
     remember(memory, FACTS, user)
     return Stage(engine, memory, user)
 

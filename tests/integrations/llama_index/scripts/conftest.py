@@ -26,5 +26,6 @@ def stage(engine: LocalEngine, tmp_path: Path, user: str) -> Iterator[Stage]:
         index="numpy",
         database_url=f"sqlite:///{tmp_path}/facts.db",
         policy="preamble",
+        quality="fast",
     ) as memory:
         yield Stage(engine, memory, user)
