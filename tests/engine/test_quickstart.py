@@ -27,7 +27,8 @@ def test_the_example_answers_from_injected_facts_in_a_multi_process_engine(
         [sys.executable, str(EXAMPLE)], env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    answer = done.stdout.strip().splitlines()[-1]
+    # A slow machine's vLLM may have a word about its shutdown after the answer.
+    (answer,) = [line for line in done.stdout.splitlines() if "fallback_reason" in line]
     assert "Rex" in answer
     assert "'injected': 34" in answer
     assert "'fallback_reason': None" in answer
