@@ -34,7 +34,7 @@ def way(function: Callable[..., int]) -> Callable[..., int]:
     return function
 
 
-@pytest.fixture(params=["exact", "fast", None])
+@pytest.fixture(params=["exact", "fast"])
 def memory(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Memory]:
     with Memory(home=tmp_path, embedder=embed, index="numpy", quality=request.param) as memory:
         memory.add(list(FACTS), user_id="alice")
