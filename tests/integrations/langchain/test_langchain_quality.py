@@ -16,6 +16,7 @@ from langchain_core.messages import HumanMessage
 
 from inferscale_memory import Memory
 from inferscale_memory.handles import find_handles
+from inferscale_memory.quality import untuned_refresh
 from inferscale_memory.quality.profile import write_profiles
 from langchain_inferscale import (
     InferScaleBufferMemory,
@@ -34,7 +35,7 @@ def way(function: Callable[..., int]) -> Callable[..., int]:
     return function
 
 
-@pytest.fixture(params=["exact", "fast"])
+@pytest.fixture(params=["exact", "fast", None])
 def memory(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Memory]:
     with Memory(home=tmp_path, embedder=embed, index="numpy", quality=request.param) as memory:
         memory.add(list(FACTS), user_id="alice")
@@ -88,8 +89,12 @@ def test_the_quality_of_the_memory_counts(memory: Memory, name: str) -> None:
     found = WAYS[name](memory)
     if memory.settings.quality == "exact":
         assert found >= len(FACTS)
-    else:
+    elif memory.settings.quality == "fast":
         assert found == memory.settings.refresh == 0
+    else:
+        # By the number of facts: the buffer also finds the two messages that it has just saved.
+        assert memory.settings.refresh == "auto"
+        assert found == untuned_refresh(len(FACTS) + (2 if name == "buffer_memory" else 0))
 
 
 @pytest.mark.parametrize("name", WAYS)
