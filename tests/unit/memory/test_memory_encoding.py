@@ -144,6 +144,8 @@ def test_a_deletion_between_reading_facts_and_salting_leaves_the_old_epochs_salt
 
     def deleted_meanwhile(ids):
         found = read(ids)
+        if threading.current_thread() is not threading.main_thread():
+            return found  # the encoder reads facts too
         monkeypatch.undo()
         encoding.delete(facts[0].id, user_id="alice")
         return found
