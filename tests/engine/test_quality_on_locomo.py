@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from inferscale_memory.bench.quality import command
+from tests.locomo import LOCOMO, needs_locomo
 
-LOCOMO = Path(__file__).parents[3] / "shared" / "data" / "locomo"
 POLICIES = ["preamble", "preceding:5:fact", "default"]
 TOP1 = 0.85
 """Below the interval of the 105 questions in the docs, for a fifth of them vary more."""
@@ -16,7 +16,7 @@ TOP1 = 0.85
 
 @pytest.mark.full
 @pytest.mark.timeout(1800)
-@pytest.mark.skipif(not LOCOMO.is_dir(), reason="the LoCoMo conversations are not at ../shared/data/locomo")
+@needs_locomo
 def test_the_default_is_half_as_far_off_as_preceding_facts_and_a_third_as_facts_alone(tmp_path: Path) -> None:
     choice = command.Choice.of(POLICIES, ["0"], [10, 50], questions=25, generate=False, ceilings=False)
     found = command.run(data=[LOCOMO / "conv-30.json"], choice=choice, keep=tmp_path)

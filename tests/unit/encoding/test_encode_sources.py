@@ -12,8 +12,7 @@ from pydantic_core import PydanticSerializationError
 from inferscale_memory.encoding._locomo import locomo_time
 from inferscale_memory.encoding.sources import FORMATS, read_source
 from inferscale_memory.errors import InvalidInputError
-
-LOCOMO = Path(__file__).parents[4] / "shared" / "data" / "locomo"
+from tests.locomo import LOCOMO, needs_locomo
 
 
 @pytest.fixture
@@ -235,7 +234,7 @@ def test_session_times_of_locomo_are_parsed():
     assert locomo_time("12:09 am on 13 September, 2023") == datetime(2023, 9, 13, 0, 9, tzinfo=UTC)
 
 
-@pytest.mark.skipif(not LOCOMO.is_dir(), reason="the LoCoMo conversations are not at ../shared/data/locomo")
+@needs_locomo
 def test_the_locomo_conversations_are_read_without_an_error():
     paths = sorted(LOCOMO.glob("conv-*.json"))
     assert paths

@@ -12,8 +12,8 @@ from inferscale_memory.bench.quality.data import DataSet, read_data
 from inferscale_memory.bench.quality.data.locomo import read_locomo
 from inferscale_memory.encoding.entries import entries
 from inferscale_memory.errors import InvalidInputError
+from tests.locomo import LOCOMO, needs_locomo
 
-LOCOMO = Path(__file__).parents[5] / "shared" / "data" / "locomo"
 TALK: dict[str, Any] = {
     "session_1_date_time": "1:56 pm on 8 May, 2023",
     "session_1": [
@@ -176,7 +176,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         read_data([tmp_path / "none.json"])
 
 
-@pytest.mark.skipif(not LOCOMO.is_dir(), reason="the LoCoMo conversations are not at ../shared/data/locomo")
+@needs_locomo
 def test_the_locomo_conversations_have_answers_and_evidence() -> None:
     data = read_data(sorted(LOCOMO.glob("*.json")))
     assert [conversation.id for conversation in data.conversations] == ["conv-26", "conv-30", "conv-41"]
