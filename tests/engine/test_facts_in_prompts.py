@@ -51,7 +51,7 @@ def test_refreshed_facts_stand_as_text_behind_the_injected_ones(engine, memory_f
 def test_refreshed_and_injected_facts_share_no_native_blocks_with_plain_prefill(engine, memory_for, user):
     memory = memory_for(policy="preamble")
     remember(memory, travels(6), user)
-    injecting = engine.plan(ask(memory.recall("Rome", 6, 0, user_id=user)))
+    injecting = engine.plan(ask(memory.recall("Rome", 6, refresh=0, user_id=user)))
     prefilling = engine.plan(ask(memory.recall("Rome", 6, refresh=6, user_id=user)))
     assert injecting.salt != prefilling.salt
     run(engine, injecting)
@@ -115,7 +115,7 @@ def test_least_relevant_facts_are_left_out_of_a_prompt_that_would_not_fit(engine
     assert sum(len(engine.prompt.fact_tokens(fact)) for fact in long) > engine.max_model_len
     remember(memory, long, user)
     question = "Who visited Rome in 1950?"
-    handle = memory.recall(question, 8, 0, user_id=user)
+    handle = memory.recall(question, 8, refresh=0, user_id=user)
     dropped = metrics.FACTS_DROPPED._value.get()
     with caplog.at_level(logging.WARNING):
         plan = engine.plan(ask(handle, question), max_tokens=64)

@@ -35,7 +35,7 @@ def test_the_first_question_injects_the_preamble_and_every_fact(engine, memory_f
 def test_the_second_question_is_served_by_native_blocks_and_injection_together(engine, memory_for, user):
     memory = memory_for(policy="preamble")
     remember(memory, travels(6), user)
-    messages = ask(memory.recall("Who visited Rome?", 6, 0, user_id=user), "Who visited Rome?")
+    messages = ask(memory.recall("Who visited Rome?", 6, refresh=0, user_id=user), "Who visited Rome?")
     first, second = (engine.chat(messages, max_tokens=1, temperature=0) for _ in range(2))
     covered = first["kv"]["injected"]
     assert covered > engine.block_size
@@ -48,7 +48,7 @@ def test_the_second_question_is_served_by_native_blocks_and_injection_together(e
 def test_the_next_turn_of_a_conversation_shares_the_blocks_of_the_one_before(engine, memory_for, user):
     memory = memory_for(policy="preamble")
     remember(memory, travels(6), user)
-    messages = ask(memory.recall("Who visited Rome?", 6, 0, user_id=user), "Who visited Rome?")
+    messages = ask(memory.recall("Who visited Rome?", 6, refresh=0, user_id=user), "Who visited Rome?")
     first = engine.chat(messages, max_tokens=4, temperature=0)
     messages += [{"role": "assistant", "content": text_of(first)}, {"role": "user", "content": "And who Oslo?"}]
     second = engine.chat(messages, max_tokens=1, temperature=0)
@@ -60,7 +60,7 @@ def test_the_next_turn_of_a_conversation_shares_the_blocks_of_the_one_before(eng
 def test_the_figures_sum_to_the_prompt_and_cached_tokens_are_injected_and_hit(engine, memory_for, user):
     memory = memory_for(policy="preamble")
     remember(memory, travels(6), user)
-    with_handle = ask(memory.recall("Who visited Rome?", 6, 0, user_id=user), "Who visited Rome?")
+    with_handle = ask(memory.recall("Who visited Rome?", 6, refresh=0, user_id=user), "Who visited Rome?")
     for messages in (with_handle, with_handle, [{"role": "user", "content": "Hello."}]):
         answer = engine.chat(messages, max_tokens=1, temperature=0)
         kv, details = answer["kv"], answer["usage"].get("prompt_tokens_details") or {}
@@ -104,7 +104,7 @@ def test_users_of_the_same_facts_share_no_native_block(engine, memory_for, user)
 def test_a_plain_request_of_the_same_tokens_never_sees_injected_state(engine, memory_for, user):
     memory = memory_for(policy="none")
     remember(memory, travels(6), user)
-    plan = engine.plan(ask(memory.recall("Who visited Rome?", 6, 0, user_id=user)))
+    plan = engine.plan(ask(memory.recall("Who visited Rome?", 6, refresh=0, user_id=user)))
     injected = run(engine, plan)
     run(engine, plan)
     plain = run(engine, Plan(token_ids=plan.token_ids))

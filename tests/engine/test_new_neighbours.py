@@ -35,7 +35,7 @@ def test_a_new_fact_re_encodes_exactly_its_neighbours_without_a_gap_and_its_dele
     engine = memory.engine
     ids = remember(memory, FACTS, user)
     files = {fact_id: file_of(memory, fact_id) for fact_id in ids}
-    messages = ask(memory.recall(QUESTION, len(ids), 0, user_id=user))
+    messages = ask(memory.recall(QUESTION, len(ids), refresh=0, user_id=user))
     whole = len(engine.plan(messages).inject)
     assert whole == 1 + len(ids)
 

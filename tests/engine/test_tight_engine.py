@@ -91,7 +91,7 @@ def test_a_fact_that_is_computed_over_several_steps_is_captured_whole(tight, ope
 def test_chunked_prefill_injects_what_chunked_prefill_computes(tight, open_memory, user):
     memory = open_memory(tight, policy="prefix")
     remember(memory, [long_fact(0), *travels(5, first=1)], user)
-    plan = tight.plan(ask(memory.recall("Rome", 6, 0, user_id=user)))
+    plan = tight.plan(ask(memory.recall("Rome", 6, refresh=0, user_id=user)))
     assert len(plan.token_ids) > 4 * STEP
     injected, cold = run(tight, plan), run(tight, plan, inject=False)
     assert tight.accounting(injected).injected == plan.inject[-1].end
@@ -168,7 +168,7 @@ def test_a_capture_that_is_cancelled_half_way_leaves_nothing_behind(tight, worke
 def test_a_load_that_fails_is_recomputed_from_the_block_it_failed_in(tight, open_memory, user, worker, place):
     memory = open_memory(tight, policy="preamble")
     remember(memory, travels(8), user)
-    handle = memory.recall("Rome", 8, 0, user_id=user)
+    handle = memory.recall("Rome", 8, refresh=0, user_id=user)
     plan = tight.plan(ask(handle))
     before = run(tight, plan)
     lost = handle.facts[-1 if place == "in the first block" else 0].fact.id
@@ -190,7 +190,7 @@ def test_a_load_that_fails_is_recomputed_from_the_block_it_failed_in(tight, open
 def test_facts_come_from_the_arena_or_host_memory_or_disk_and_say_the_same(tight, open_memory, user):
     memory = open_memory(tight, policy="preamble")
     remember(memory, travels(6), user)
-    plan = tight.plan(ask(memory.recall("Rome", 6, 0, user_id=user)))
+    plan = tight.plan(ask(memory.recall("Rome", 6, refresh=0, user_id=user)))
     facts = plan.inject[-1].end - plan.inject[0].end
     run(tight, plan)  # puts the preamble there
     preamble = plan.inject[0].end
@@ -212,7 +212,7 @@ def test_facts_come_from_the_arena_or_host_memory_or_disk_and_say_the_same(tight
 def test_chunks_asked_for_ahead_are_in_the_arena_when_the_question_comes(tight, open_memory, user, worker):
     memory = open_memory(tight, policy="preamble")
     remember(memory, travels(6), user)
-    plan = tight.plan(ask(memory.recall("Rome", 6, 0, user_id=user)))
+    plan = tight.plan(ask(memory.recall("Rome", 6, refresh=0, user_id=user)))
     run(tight, plan)
     keys = [span.key for span in plan.inject[1:]]
     tight.drop_chunks("memory")
@@ -230,7 +230,7 @@ def test_a_recall_has_its_chunks_fetched(tight, open_memory, user, worker):
     keys = [key_of(memory, fact_id) for fact_id in ids]
     tight.drop_chunks("memory")
     assert not any(key in worker.loader.arena for key in keys)
-    memory.recall("Rome", 6, 0, user_id=user)
+    memory.recall("Rome", 6, refresh=0, user_id=user)
     eventually(lambda: all(key in worker.loader.arena for key in keys))
 
 
@@ -239,7 +239,7 @@ def test_the_scheduler_asks_the_disk_once_for_each_chunk_however_often_it_is_use
 ):
     memory = open_memory(tight, policy="preamble")
     remember(memory, travels(6), user)
-    plan = tight.plan(ask(memory.recall("Rome", 6, 0, user_id=user)))
+    plan = tight.plan(ask(memory.recall("Rome", 6, refresh=0, user_id=user)))
     scheduler = tight.client.engine_core.engine_core.scheduler.connector._scheduler
     asked = []
     exists = scheduler.store.exists

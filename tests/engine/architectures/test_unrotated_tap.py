@@ -31,7 +31,7 @@ def compiled(model_folder: Callable[[str], Path], start: Callable[..., Any]) -> 
 
 def plan_of(engine: LocalEngine, memory: Memory, user: str) -> Plan:
     remember(memory, facts(24), user)
-    handle = memory.recall(QUESTION, 10, 0, user_id=user)
+    handle = memory.recall(QUESTION, 10, refresh=0, user_id=user)
     return engine.plan(
         [{"role": "system", "content": f"{SYSTEM_PROMPT} {handle}"}, {"role": "user", "content": QUESTION}]
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import threading
 import time
@@ -174,12 +173,11 @@ def test_threads_that_put_while_one_reads_never_show_it_a_torn_chunk(make_chunk,
     threads = [threading.Thread(target=guarded) for _ in range(3)]
     for thread in threads:
         thread.start()
-    found, deadline = 0, time.monotonic() + 60
+    found, step, deadline = 0, 0, time.monotonic() + 60
     # How often the reader gets its turn beside three writers is the machine's affair.
-    for step in itertools.count():
-        if (step >= 1500 and found > 100) or time.monotonic() > deadline:
-            break
+    while (step < 1500 or found <= 100) and time.monotonic() < deadline:
         chunk = chunks[step % len(chunks)]
+        step += 1
         if (mine := arena.find(chunk.key, model)) is not None:
             same(mine, chunk)
             found += 1

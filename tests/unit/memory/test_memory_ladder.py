@@ -33,14 +33,14 @@ def names(memory):
 
 def test_each_place_of_a_prompt_takes_the_chunk_of_its_rung(ladder):
     first, small, large = "preamble", "preceding:2:fact", "nearest:4"
-    handle = ladder.recall("dog", 7, 0, user_id="alice")
+    handle = ladder.recall("dog", 7, refresh=0, user_id="alice")
     assert policies_in_prompt(ladder, handle) == [first, small, small, large, large, large, large]
     handle = ladder.recall("dog", 3, 1, user_id="alice")
     assert policies_in_prompt(ladder, handle) == [first, small], "refreshed facts stand behind and are text"
 
 
 def test_what_is_recalled_is_fetched_ahead_by_the_chunks_that_the_prompt_will_take(ladder):
-    handle = ladder.recall("dog", 7, 0, user_id="alice")
+    handle = ladder.recall("dog", 7, refresh=0, user_id="alice")
     keys = set(ladder.engine.resolver.resolve([handle], None).keys.values())
     for _ in range(200):
         if keys <= set(ladder.engine.prefetched):
@@ -51,7 +51,7 @@ def test_what_is_recalled_is_fetched_ahead_by_the_chunks_that_the_prompt_will_ta
 
 def test_a_deleted_fact_takes_all_its_chunks_along_and_those_that_saw_it(ladder, home):
     assert len(chunk_files(home)) == 3 * len(FACTS)
-    handle = ladder.recall("dog", 1, 0, user_id="alice")
+    handle = ladder.recall("dog", 1, refresh=0, user_id="alice")
     (gone,) = ladder.explain(handle).facts
     ladder.delete(gone.fact.id, user_id="alice")
     assert ladder.ledger.lookup_all([gone.fact.id], ladder.engine.fingerprint, names(ladder)) == {}
@@ -63,7 +63,7 @@ def test_a_deleted_fact_takes_all_its_chunks_along_and_those_that_saw_it(ladder,
 def test_a_fact_of_which_no_chunk_is_made_yet_stands_behind_the_others(ladder):
     ladder.encoder.pause()
     (new,) = ladder.add("my dog is new", user_id="alice").facts
-    handle = ladder.recall("my dog is new", 5, 0, user_id="alice")
+    handle = ladder.recall("my dog is new", 5, refresh=0, user_id="alice")
     resolution = ladder.engine.resolver.resolve([handle], None)
     assert [fact.id for fact in resolution.facts][-1] == new.id
     assert new.id not in resolution.keys
