@@ -61,7 +61,8 @@ def middleware(memory: Memory, **given: Any) -> int:
         seen.extend(placed_handles())
         return handler(request)
 
-    agent = create_agent(says("Rex."), [], middleware=[InferScaleMemoryMiddleware(memory, save=False, **given), noting])
+    remembering = InferScaleMemoryMiddleware(memory, save=False, timeout=60, **given)
+    agent = create_agent(says("Rex."), [], middleware=[remembering, noting])
     agent.invoke({"messages": [HumanMessage(QUESTION)]}, {"configurable": {"user_id": "alice"}})
     return refreshed(memory, seen)
 

@@ -40,12 +40,12 @@ async def handle_of_nodes(memory: Memory, **given: Any) -> int:
 
 
 async def whole_memory(memory: Memory, **given: Any) -> int:
-    ours = InferScaleMemory.from_defaults(memory=memory, user_id="alice", save=False, **given)
+    ours = InferScaleMemory.from_defaults(memory=memory, user_id="alice", save=False, timeout=60, **given)
     return refreshed(memory, _handles(ours.get(QUESTION)))
 
 
 async def block(memory: Memory, **given: Any) -> int:
-    ours = InferScaleMemoryBlock(memory=memory, user_id="alice", **given)
+    ours = InferScaleMemoryBlock(memory=memory, user_id="alice", timeout=60, **given)
     return refreshed(memory, _handles(await ours.aget([ChatMessage(QUESTION)], session_id="s")))
 
 
