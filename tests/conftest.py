@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import shutil
 
@@ -29,20 +28,6 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # Fetched models are shared by all runs; where they lie is settled before any test moves the home.
 _MODELS_FOLDER = load_settings().models_folder
-
-
-def pytest_collection_finish() -> None:
-    """Imported modules and collected tests stay: a collection that walks them stops the process for a second or two.
-
-    A search that may take 2 seconds then fails for no reason of its own.
-    """
-    gc.collect()
-    gc.freeze()
-
-
-def pytest_sessionfinish() -> None:
-    """What was frozen is freed at exit; libraries would report it as leaked."""
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
